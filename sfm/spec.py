@@ -1,0 +1,423 @@
+"""The job spec: the one description of a job, read by every door.
+
+`POST /jobs`, `sfm submit`, `sfm validate` and `python -m sfm.train` all build a
+:class:`JobSpec`. Every field states its unit and its default. What cannot work is
+refused here, in a sentence, before anything is started.
+
+This file imports neither torch nor Ray: the control plane runs on it alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class SfmError(Exception):
+    """Base of every error that a user is meant to read: one sentence, with where and what to do."""
+
+
+class SpecError(SfmError):
+    """The job spec is malformed or asks for something impossible."""
+
+
+Positive = Annotated[int, Field(ge=1)]
+Shape3 = tuple[Positive, Positive, Positive]  # (inline, crossline, sample)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Storage(_Model):
+    """Where an object store listens. Credentials never stand in a spec: they come from the
+    environment of the process that reads (`AWS_ACCESS_KEY_ID` ..., a profile, an instance role)."""
+
+    endpoint_url: str | None = None
+    """URL of an S3-compatible server; default: `AWS_ENDPOINT_URL`, else AWS itself."""
+    region: str | None = None
+    """Region of the bucket; default: `AWS_REGION` or `AWS_DEFAULT_REGION`."""
+    anonymous: bool = False
+    """Read a public bucket without signing requests; default false."""
+
+
+class SurveySource(_Model):
+    """One MDIO survey to train on."""
+
+    url: str = Field(min_length=1)
+    """`s3://bucket/key.mdio` or a local path of an MDIO store, seen from the workers."""
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Relative share of training windows drawn from this survey (no unit); default 1."""
+    storage: Storage = Storage()
+    """Object store of this survey; default: as the environment says."""
+
+
+class Window(_Model):
+    """The sub-volume that is one training sample, and how it is drawn and scaled."""
+
+    shape: Shape3 = (128, 128, 128)
+    """Voxels along (inline, crossline, sample); default 128 x 128 x 128."""
+    held_out: float = Field(0.1, ge=0, le=0.5)
+    """Least share of the survey's lines kept out of training for evaluation, along the
+    horizontal axis that holds most windows; at least one window; 0 keeps nothing out. Default 0.1."""
+    clip: float = Field(99.5, gt=50, le=100)
+    """Amplitudes beyond this two-sided percentile of the survey are clipped (percent); default 99.5."""
+
+
+class Transformer(_Model):
+    """Size of a stack of pre-norm Transformer blocks."""
+
+    width: Positive
+    """Channels of a token."""
+    depth: Positive
+    """Number of blocks."""
+    heads: Positive
+    """Attention heads; must divide `width` into an even number of channels."""
+    mlp: Positive
+    """Hidden channels of the feed-forward layer."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Transformer:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(
+                f"heads {self.heads} must divide width {self.width} into an even number of channels per head"
+            )
+        return self
+
+
+def _size(width: int, depth: int, heads: int, mlp: int | None = None) -> Transformer:
+    return Transformer(width=width, depth=depth, heads=heads, mlp=mlp or 4 * width)
+
+
+PRESETS: dict[str, tuple[Transformer, Transformer]] = {
+    # name: (encoder, decoder). From `base` on, heads have 128 channels, the fastest size for GPU kernels.
+    "tiny": (_size(192, 4, 3), _size(96, 2, 3)),
+    "small": (_size(384, 12, 6), _size(256, 4, 4)),
+    "base": (_size(768, 12, 6), _size(512, 8, 4)),
+    "large": (_size(1024, 24, 8), _size(512, 8, 4)),
+    "huge": (_size(1280, 32, 10), _size(512, 8, 4)),
+    "1.8b": (_size(1664, 48, 13, 8192), _size(512, 8, 4)),  # width, depth, mlp of ViT-G (Zhai et al. 2022)
+}
+
+
+class Model(_Model):
+    """The masked autoencoder (He et al. 2022) over 3D patches."""
+
+    preset: str = "base"
+    """One of tiny, small, base, large, huge, 1.8b; default base."""
+    patch: Shape3 = (16, 16, 16)
+    """Voxels of a patch along (inline, crossline, sample); default 16 x 16 x 16."""
+    encoder: Transformer | None = None
+    """Explicit encoder size; default: the preset's."""
+    decoder: Transformer | None = None
+    """Explicit decoder size; default: the preset's."""
+    positions: Literal["sincos", "rope"] = "sincos"
+    """Positions: added factorised 3D sine-cosine, or rotary (RoPE-3D) on queries and keys; default sincos."""
+    normalise_patches: bool = False
+    """Whether the target of each patch is scaled to zero mean and unit variance; default false."""
+
+    @model_validator(mode="after")
+    def _preset_exists(self) -> Model:
+        if self.preset not in PRESETS:
+            raise ValueError(f"unknown preset '{self.preset}'{_nearest(self.preset, PRESETS)}")
+        return self
+
+    @property
+    def encoder_size(self) -> Transformer:
+        return self.encoder or PRESETS[self.preset][0]
+
+    @property
+    def decoder_size(self) -> Transformer:
+        return self.decoder or PRESETS[self.preset][1]
+
+
+class Mask(_Model):
+    """Which patches the encoder does not see."""
+
+    ratio: float = Field(0.75, gt=0, lt=1)
+    """Share of patches that are masked (no unit); default 0.75."""
+
+
+Engine = Literal["ddp", "zero1", "zero2", "zero3"]
+
+
+class Parallel(_Model):
+    """How the workers split the work. workers = data degree x context degree."""
+
+    workers: Positive = 1
+    """Training processes, one device each; default 1."""
+    context: Positive = 1
+    """Context-parallel degree: how many workers share one sample's tokens; default 1."""
+    context_mode: Literal["gather"] = "gather"
+    """How attention crosses workers: `gather` collects keys and values; default gather."""
+    engine: Engine = "zero2"
+    """Who keeps gradients and optimiser state: ddp (everyone everything), or DeepSpeed ZeRO stage 1, 2, 3; default zero2."""
+
+    @model_validator(mode="after")
+    def _context_divides_workers(self) -> Parallel:
+        if self.workers % self.context:
+            raise ValueError(f"context {self.context} must divide workers {self.workers}")
+        return self
+
+    @property
+    def data(self) -> int:
+        """Data-parallel degree."""
+        return self.workers // self.context
+
+
+class Batch(_Model):
+    """Samples per optimiser step. Accumulation = size / (data degree x micro)."""
+
+    size: Positive = 8
+    """Global batch: samples per optimiser step over all workers; default 8."""
+    micro: Positive | None = None
+    """Samples that one data-parallel rank computes at a time; default: its whole share of the step."""
+
+
+class Optimiser(_Model):
+    """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay."""
+
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    """Peak learning rate (per step); default 1e-3."""
+    min_lr: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Learning rate at the last step; default 0."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the rate rises linearly from 0; default 0."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the first and second moment; default 0.9, 0.95."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment; default 1e-8."""
+    weight_decay: float = Field(0.05, ge=0)
+    """Decoupled decay of matrices (biases, norms and the mask token have none); default 0.05."""
+    clip_norm: float = Field(1.0, ge=0)
+    """Largest global gradient norm; 0 clips nothing; default 1."""
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Optimiser:
+        if not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(f"betas {list(self.betas)} must lie in [0, 1)")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr {self.min_lr} must not exceed lr {self.lr}")
+        return self
+
+
+class Checkpoint(_Model):
+    """When training state is written under `output`, and where a job begins."""
+
+    every: Positive = 500
+    """Steps between checkpoints (one is always written after the last step); default 500."""
+    keep: Positive = 2
+    """Committed checkpoints kept; older ones are removed after a newer one is verified; default 2."""
+    resume: bool = True
+    """Continue from the newest committed checkpoint under `output`, if there is one; default true."""
+    start_from: str | None = None
+    """URL of another job's output to continue from when this job has no checkpoint yet; default none."""
+
+
+class Resources(_Model):
+    """What each worker takes from the cluster."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Device of a worker; gpu takes one GPU each; default cpu."""
+    cpus_per_worker: float = Field(1, gt=0)
+    """Logical CPUs reserved per worker; default 1."""
+    threads: Positive = 1
+    """Compute threads of a worker's torch; default 1."""
+    reader_cpus: float = Field(0.25, ge=0)
+    """Logical CPUs reserved for each worker's reader actor (feed: ray); default 0.25."""
+    cache_mib: int = Field(512, ge=0)
+    """Decoded chunks a reader keeps in memory (MiB); default 512."""
+
+
+class Scheduling(_Model):
+    """How the control plane treats the job."""
+
+    priority: int = Field(0, ge=-100, le=100)
+    """Jobs of higher priority leave the queue first; default 0."""
+    max_failures: int = Field(0, ge=0)
+    """How many failures of its workers a job survives, continuing from its newest checkpoint; default 0."""
+
+
+class JobSpec(_Model):
+    """One training job."""
+
+    name: str = Field("sfm", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """Name shown in lists: letters, digits, dot, dash, underscore, at most 63; default sfm."""
+    surveys: tuple[SurveySource, ...] = Field(min_length=1)
+    """The MDIO surveys to train on; required."""
+    window: Window = Window()
+    model: Model = Model()
+    mask: Mask = Mask()
+    parallel: Parallel = Parallel()
+    batch: Batch = Batch()
+    optimiser: Optimiser = Optimiser()
+    steps: Positive = 1000
+    """Optimiser steps of the whole job; default 1000."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the forward and backward pass (bf16 keeps fp32 master weights); default fp32."""
+    feed: Literal["ray", "direct"] = "ray"
+    """Who reads windows: Ray Data actors, or threads in the worker; same order, same bits; default ray."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of weights, window order and masks; default 0."""
+    checkpoint: Checkpoint = Checkpoint()
+    resources: Resources = Resources()
+    scheduling: Scheduling = Scheduling()
+    output: str | None = None
+    """URL (local path or `s3://`) for checkpoints, metrics and pictures; default: chosen by the
+    control plane, else `runs/NAME` beside the caller."""
+    storage: Storage = Storage()
+    """Object store of `output`; default: as the environment says."""
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Patches of a window along (inline, crossline, sample)."""
+        i, x, t = (w // p for w, p in zip(self.window.shape, self.model.patch, strict=True))
+        return i, x, t
+
+    @property
+    def tokens(self) -> int:
+        """Tokens (patches) of one sample."""
+        return math.prod(self.grid)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that one data-parallel rank computes at a time."""
+        return self.batch.micro or self.batch.size // self.parallel.data
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per optimiser step on each data-parallel rank."""
+        return self.batch.size // (self.parallel.data * self.micro_batch)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> JobSpec:
+        for axis, size, patch in zip(("inline", "crossline", "sample"), self.window.shape, self.model.patch, strict=True):
+            if size % patch:
+                below, above = size // patch * patch, -(-size // patch) * patch
+                choice = f"{below} or {above}" if below else f"{above}"
+                raise ValueError(
+                    f"model.patch {patch} does not divide window.shape {size} along {axis}; take a window of {choice}"
+                )
+        data = self.parallel.data
+        if self.batch.size % data:
+            raise ValueError(
+                f"batch.size {self.batch.size} must be a multiple of the data degree {data} "
+                f"(parallel.workers {self.parallel.workers} / parallel.context {self.parallel.context})"
+            )
+        if self.batch.size % (data * self.micro_batch):
+            raise ValueError(
+                f"batch.micro {self.batch.micro} must divide each data rank's share of batch.size: "
+                f"{self.batch.size} / {data} = {self.batch.size // data}"
+            )
+        rows = self.grid[0]
+        if self.parallel.context > rows:
+            raise ValueError(
+                f"parallel.context {self.parallel.context} exceeds the {rows} patch rows that window.shape "
+                f"{self.window.shape[0]} holds along inline; the largest degree here is {rows}"
+            )
+        visible = visible_tokens(self.tokens, self.mask.ratio)
+        if not rows <= visible <= self.tokens - rows:
+            raise ValueError(
+                f"mask.ratio {self.mask.ratio} leaves {visible} of {self.tokens} tokens visible; window.shape "
+                f"needs at least one visible and one masked token in each of its {rows} patch rows"
+            )
+        if self.optimiser.warmup_steps >= self.steps:
+            raise ValueError(f"optimiser.warmup_steps {self.optimiser.warmup_steps} must be fewer than steps {self.steps}")
+        if self.precision == "bf16" and self.parallel.engine == "ddp":
+            raise ValueError(
+                "precision bf16 needs fp32 master weights, which parallel.engine ddp does not keep; take zero1, zero2 or zero3"
+            )
+        return self
+
+
+def visible_tokens(tokens: int, ratio: float) -> int:
+    """Visible tokens of a sample of `tokens` patches at mask ratio `ratio`, rounded to nearest."""
+    return tokens - int(ratio * tokens + 0.5)
+
+
+def parse_spec(data: Any) -> JobSpec:
+    """Build a spec from decoded YAML or JSON.
+
+    Raises:
+        SpecError: with one line per mistake, each naming the field, and for an unknown field the nearest known one.
+    """
+    if not isinstance(data, Mapping):
+        raise SpecError(f"a job spec is a mapping of fields, not {type(data).__name__}; see examples/ for a start")
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise SpecError("\n".join(_sentence(e) for e in error.errors())) from None
+
+
+def load_spec(source: str | Path) -> JobSpec:
+    """Read a spec from a YAML or JSON file.
+
+    Raises:
+        SpecError: the file is missing, is not YAML, or is no valid spec.
+    """
+    path = Path(source)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise SpecError(f"job spec {path}: {reason}") from None
+    return parse_spec(parse_yaml(text, where=str(path)))
+
+
+def parse_yaml(text: str, *, where: str) -> Any:
+    """Decode YAML (of which JSON is a part).
+
+    Raises:
+        SpecError: with the line and column of the mistake.
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be read"
+        raise SpecError(f"{where}{place}: malformed YAML: {problem}") from None
+
+
+def dump_spec(spec: JobSpec) -> str:
+    """The spec in full as YAML: what a job stores with its results."""
+    return yaml.safe_dump(json.loads(spec.model_dump_json()), sort_keys=False)
+
+
+def _nearest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    """Names of the fields of the model that holds the last element of `location`."""
+    model: Any = JobSpec
+    for key in location[:-1]:
+        if isinstance(key, int):
+            continue
+        annotation = model.model_fields[key].annotation
+        while not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            annotation = next(a for a in get_args(annotation) if a is not type(None))
+        model = annotation
+    return list(model.model_fields)
+
+
+def _sentence(error: Any) -> str:
+    location = error["loc"]
+    field = "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in location).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        return f"{field}: unknown field{_nearest(location[-1], _fields_at(location))}"
+    if error["type"] == "missing":
+        return f"{field}: this field is required"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{field}: {message}" if field else message
+    given = json.dumps(error["input"], default=str)
+    return f"{field}: {message[0].lower() + message[1:]}, not {given[:80]}"
