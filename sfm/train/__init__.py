@@ -1,0 +1,1 @@
+"""`python -m sfm.train`: the Ray Train driver, the worker's loop, checkpoints, metrics, pictures."""

@@ -1,0 +1,70 @@
+"""Pre-norm Transformer blocks. Attention has a single door: the function `attend` that is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfm.model.positions import rotate
+from sfm.spec import Transformer
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v), each [B, H, N, D] of this device's tokens -> [B, H, N, D]; may look at other devices' keys and values."""
+
+Rotation = tuple[Tensor, Tensor] | None
+
+
+def attend_local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Full attention among the tokens of this device."""
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, size: Transformer) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.qkv = nn.Linear(size.width, 3 * size.width)
+        self.out = nn.Linear(size.width, size.width)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, N, D]
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, size: Transformer) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(size.width)
+        self.attention = Attention(size)
+        self.norm2 = nn.LayerNorm(size.width)
+        self.up = nn.Linear(size.width, size.mlp)
+        self.down = nn.Linear(size.mlp, size.width)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        x = x + self.attention(self.norm1(x), rotation, attend)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Stack(nn.Module):
+    """`depth` blocks and a final norm."""
+
+    def __init__(self, size: Transformer) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
+        self.norm = nn.LayerNorm(size.width)
+
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        for block in self.blocks:
+            x = block(x, rotation, attend)
+        return self.norm(x)

@@ -1,0 +1,41 @@
+"""Which tokens are visible: drawn per patch row, so that no context-parallel rank has more work than another.
+
+The mask of a sample is a pure function of (seed, index). Each patch row along inline (a stratum) draws
+its own permutation from a counter-based generator, so a rank draws the rows of its slab alone and
+still agrees with every other rank, at any degree.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sfm.spec import visible_tokens
+
+_DOMAIN = 0x6D61736B  # keeps the masks' random numbers apart from other uses of the same seed
+
+
+def visible_per_row(grid: tuple[int, int, int], ratio: float) -> list[int]:
+    """Visible tokens in each patch row: as equal as whole numbers allow, summing to the sample's count."""
+    rows, per_row = grid[0], grid[1] * grid[2]
+    visible = visible_tokens(rows * per_row, ratio)
+    ends = [(row + 1) * visible // rows for row in range(rows)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def draw_mask(
+    grid: tuple[int, int, int], ratio: float, seed: int, index: int, rows: range | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the mask of sample `index`, or the part of it in patch `rows`.
+
+    Returns:
+        (visible, masked): ascending int64 token numbers in the whole window; together every token of `rows`.
+    """
+    per_row = grid[1] * grid[2]
+    counts = visible_per_row(grid, ratio)
+    visible, masked = [], []
+    for row in rows if rows is not None else range(grid[0]):
+        bits = np.random.Philox(key=[seed, index], counter=[0, 0, row, _DOMAIN])
+        order = np.random.Generator(bits).permutation(per_row) + row * per_row
+        visible.append(np.sort(order[: counts[row]]))
+        masked.append(np.sort(order[counts[row] :]))
+    return np.concatenate(visible), np.concatenate(masked)
