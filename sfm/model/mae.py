@@ -142,17 +142,21 @@ class MaskedAutoencoder(nn.Module):
         first_row: int = 0,
         attend_encoder: Attend = attend_local,
         attend_decoder: Attend = attend_local,
+        predict: bool = False,
     ) -> Tensor:
-        """Sum of squared errors over the masked live voxels of this slab; arguments as in :meth:`predict`.
+        """Sum of squared errors over the masked live voxels of this slab, or with `predict` the prediction.
 
-        The caller owns the division, by the count of such voxels over all devices (:func:`masked_live`).
+        Other arguments as in :meth:`predict`. The caller owns the division of the sum, by the count of such
+        voxels over all devices (:func:`masked_live`). Engines hook in here: call the module, not its methods.
 
         Returns:
-            a scalar in at least float32.
+            a scalar in at least float32, or [B, M, P].
         """
         prediction = self.predict(
             voxels, visible, masked, first_row=first_row, attend_encoder=attend_encoder, attend_decoder=attend_decoder
         )
+        if predict:
+            return prediction
         target, _ = self.target(voxels, masked, first_row)
         return squared_error(prediction, target)
 

@@ -32,9 +32,10 @@ def draw_mask(
     """
     per_row = grid[1] * grid[2]
     counts = visible_per_row(grid, ratio)
+    key = np.array([seed, index], dtype=np.uint64)
     visible, masked = [], []
     for row in rows if rows is not None else range(grid[0]):
-        bits = np.random.Philox(key=[seed, index], counter=[0, 0, row, _DOMAIN])
+        bits = np.random.Philox(key=key, counter=[0, 0, row, _DOMAIN])
         order = np.random.Generator(bits).permutation(per_row) + row * per_row
         visible.append(np.sort(order[: counts[row]]))
         masked.append(np.sort(order[counts[row] :]))

@@ -1,0 +1,108 @@
+"""Checkpoints: safetensors and JSON, hashed, committed by a manifest that is written last.
+
+    checkpoints/step-00000500/weights.safetensors      fp32, one tensor per parameter
+                              exp_avg.safetensors      AdamW's moments, likewise
+                              exp_avg_sq.safetensors
+                              state.json               steps taken, samples consumed, the spec
+                              MANIFEST.json            SHA-256 and size of the others
+
+They name parameters, not ranks: any engine at any number of workers reads what any other wrote. A folder
+without a manifest was never finished and is ignored. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+import safetensors.torch
+
+from sfm.parallel.engines import MOMENTS, Resume, State
+from sfm.spec import JobSpec, SfmError
+from sfm.train.output import Output
+
+_FOLDER = "checkpoints"
+_MANIFEST = "MANIFEST.json"
+
+
+class CheckpointError(SfmError):
+    """A checkpoint is damaged or belongs to another model."""
+
+
+class Found(NamedTuple):
+    """A committed checkpoint."""
+
+    output: Output
+    name: str
+    """Folder under the output."""
+    steps: int
+    """Optimiser steps it has behind it."""
+
+
+def save(output: Output, state: State, steps: int, spec: JobSpec) -> None:
+    """Write and commit a checkpoint after `steps` steps; then remove all but the newest `checkpoint.keep`. On rank 0."""
+    folder = f"{_FOLDER}/step-{steps:08d}"
+    about = {"steps": steps, "samples": steps * spec.batch.size, "spec": json.loads(spec.model_dump_json())}
+    files = {f"{part}.safetensors": safetensors.torch.save(tensors) for part, tensors in state.items()}
+    files["state.json"] = json.dumps(about).encode()
+    manifest = {}
+    for name, content in files.items():
+        output.write(f"{folder}/{name}", content)
+        manifest[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    output.write(f"{folder}/{_MANIFEST}", json.dumps({"files": manifest}, indent=1).encode())
+    for old in committed(output)[: -spec.checkpoint.keep]:
+        output.remove(old.name)
+
+
+def committed(output: Output) -> list[Found]:
+    """Committed checkpoints under `output`, oldest first."""
+    found = []
+    for name in output.list(_FOLDER):
+        if name.startswith("step-") and output.read(f"{_FOLDER}/{name}/{_MANIFEST}") is not None:
+            found.append(Found(output, f"{_FOLDER}/{name}", int(name.removeprefix("step-"))))
+    return found
+
+
+def find_start(output: Output, spec: JobSpec) -> Found | None:
+    """The checkpoint a job continues from: its own newest, else the newest of `checkpoint.start_from`.
+
+    Raises:
+        CheckpointError: `start_from` holds no checkpoint.
+    """
+    own = committed(output) if spec.checkpoint.resume else []
+    if own:
+        return own[-1]
+    if spec.checkpoint.start_from is None:
+        return None
+    others = committed(Output(spec.checkpoint.start_from, spec.storage))
+    if not others:
+        raise CheckpointError(f"checkpoint.start_from {spec.checkpoint.start_from} holds no committed checkpoint")
+    return others[-1]
+
+
+def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
+    """Read and verify a checkpoint.
+
+    Args:
+        shapes: what each parameter of the model must look like.
+
+    Raises:
+        CheckpointError: a file is missing or differs from its hash, or a tensor does not fit the model.
+    """
+    where = f"checkpoint {found.output.url}/{found.name}"
+    manifest: dict[str, Any] = json.loads(found.output.read(f"{found.name}/{_MANIFEST}") or b"{}")
+    contents = {}
+    for name, expected in manifest["files"].items():
+        content = found.output.read(f"{found.name}/{name}")
+        if content is None or hashlib.sha256(content).hexdigest() != expected["sha256"]:
+            raise CheckpointError(f"{where}: {name} is missing or damaged; remove this folder to continue from an older one")
+        contents[name] = content
+    state = {part: safetensors.torch.load(contents[f"{part}.safetensors"]) for part in ("weights", *MOMENTS)}
+    for part, tensors in state.items():
+        different = sorted(
+            name for name in tensors.keys() | shapes.keys() if name not in tensors or tuple(tensors[name].shape) != shapes.get(name)
+        )
+        if different:
+            raise CheckpointError(f"{where}: {part} of {different[0]} does not fit the model; was it written with other sizes?")
+    return Resume(state, json.loads(contents["state.json"])["steps"])

@@ -1,0 +1,127 @@
+"""The driver of a job: checks everything that can be checked, then starts the workers through Ray Train."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import ray
+import ray.train
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from sfm import plan
+from sfm.spec import JobSpec, SfmError, dump_spec
+from sfm.survey.mdio import Survey
+from sfm.survey.preflight import check, open_all
+from sfm.survey.statistics import estimate
+from sfm.train import checkpoint
+from sfm.train.output import Output
+from sfm.train.worker import train
+
+
+class ClusterError(SfmError):
+    """The cluster cannot run the job."""
+
+
+def absolute(spec: JobSpec) -> JobSpec:
+    """The spec with local paths made absolute and an output chosen: workers run in other folders."""
+    surveys = tuple(s.model_copy(update={"url": _absolute(s.url)}) for s in spec.surveys)
+    start = spec.checkpoint.start_from
+    checkpoints = spec.checkpoint.model_copy(update={"start_from": start and _absolute(start)})
+    output = _absolute(spec.output or f"runs/{spec.name}")
+    return spec.model_copy(update={"surveys": surveys, "checkpoint": checkpoints, "output": output})
+
+
+def _absolute(url: str) -> str:
+    return url if "://" in url else str(Path(url).absolute())
+
+
+def run(spec: JobSpec) -> None:
+    """Run the job to its end. The caller is connected to Ray; `spec` went through :func:`absolute`.
+
+    Raises:
+        SfmError: with the sentence a user needs: what, where, what to do.
+    """
+    if spec.output is None:
+        raise SfmError("output: the spec has no place for results")
+    check(spec)
+    check_cluster(spec, ray.cluster_resources())
+    output = Output(spec.output, spec.storage)
+    checkpoint.find_start(output, spec)
+    output.write("spec.yaml", dump_spec(spec).encode())
+    surveys = open_all(spec)
+    statistics = [estimate(survey, spec.window.clip, spec.seed).to_json() for survey in surveys]
+    print(dump_spec(spec), flush=True)
+    for survey, stats in zip(surveys, statistics, strict=True):
+        print(describe(survey, stats), flush=True)
+    print(f"tokens per sample {spec.tokens:,}, parameters {plan.parameters(spec):,}", flush=True)
+
+    gpu = spec.resources.device == "gpu"
+    folder: Any = None if output.local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(output.files))
+    trainer = TorchTrainer(
+        train,
+        train_loop_config={"spec": spec.model_dump(mode="json"), "statistics": statistics},
+        scaling_config=ScalingConfig(
+            num_workers=spec.parallel.workers,
+            use_gpu=gpu,
+            resources_per_worker={"CPU": spec.resources.cpus_per_worker, **({"GPU": 1} if gpu else {})},
+        ),
+        torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
+        run_config=RunConfig(
+            # A name of its own: Ray would otherwise continue an earlier run of that name with its own bookkeeping.
+            name=uuid.uuid4().hex,
+            storage_path=output.path("ray"),
+            storage_filesystem=folder,
+            failure_config=FailureConfig(max_failures=spec.scheduling.max_failures),
+        ),
+    )
+    try:
+        trainer.fit()
+    except ray.train.TrainingFailedError as error:
+        raise _sentence(error) from error
+
+
+def describe(survey: Survey, statistics: dict[str, Any]) -> str:
+    """One line about a survey."""
+    sizes = " x ".join(f"{n} {axis.name}" for n, axis in zip(survey.shape, survey.axes, strict=True))
+    return f"survey {survey.url}: {sizes}, {survey.dtype}, live traces {statistics['live_share']:.1%}"
+
+
+def check_cluster(spec: JobSpec, resources: dict[str, float]) -> None:
+    """Refuse a job that the whole cluster could not hold.
+
+    A cluster that grows on demand is not asked: say so with SFM_AUTOSCALING=1.
+
+    Raises:
+        ClusterError: naming what is missing.
+    """
+    if os.environ.get("SFM_AUTOSCALING") == "1":
+        return
+    need = plan.request(spec)
+    for name, wanted in (("CPU", need.cpus), ("GPU", need.gpus)):
+        there = resources.get(name, 0)
+        if wanted > there:
+            raise ClusterError(
+                f"parallel.workers {need.workers} need {wanted:g} {name}s in all, the whole cluster has {there:g}; "
+                f"lower parallel.workers or resources, or add nodes"
+            )
+
+
+def _sentence(error: BaseException) -> SfmError:
+    """The error of the worker that failed first, as a sentence with its rank."""
+    failures: dict[int, BaseException] = getattr(error, "worker_failures", {})
+    for rank, failure in sorted(failures.items()):
+        chain: BaseException | None = failure
+        while chain is not None:
+            cause = getattr(chain, "cause", None) or chain.__cause__
+            if isinstance(chain, SfmError):
+                return SfmError(f"rank {rank}: {chain}")
+            chain = cause
+    for rank, failure in sorted(failures.items()):
+        lines = str(failure).strip().splitlines() or [type(failure).__name__]
+        return SfmError(f"rank {rank}: {lines[-1]}; the traceback stands above in the log")
+    return SfmError(f"training failed: {str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__}")

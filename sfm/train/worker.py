@@ -1,0 +1,174 @@
+"""What each Ray Train worker runs: the loop over steps."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ray.train
+import ray.train.torch
+import torch
+
+from sfm import plan
+from sfm.feed.direct import direct_feed
+from sfm.feed.order import RankOrder
+from sfm.feed.ray_data import ray_feed
+from sfm.feed.source import Columns, SampleSource
+from sfm.model.mae import MaskedAutoencoder
+from sfm.parallel.context import attends
+from sfm.parallel.engines import build_engine
+from sfm.parallel.mesh import Mesh, build_mesh
+from sfm.parallel.slab import slab_rows
+from sfm.spec import JobSpec, SfmError
+from sfm.survey.mdio import open_survey
+from sfm.train import checkpoint
+from sfm.train.evaluate import HeldOut, Section, evaluate
+from sfm.train.metrics import MetricLog, read_metrics
+from sfm.train.output import Output
+from sfm.train.pictures import loss_png, section_png
+from sfm.train.schedule import learning_rate
+from sfm.train.step import MicroBatch, run_step
+
+
+class TrainingError(SfmError):
+    """Training cannot go on."""
+
+
+def train(config: dict[str, Any]) -> None:
+    """Train on this worker's device until the last step, evaluate, and leave the results.
+
+    Args:
+        config: "spec" (as JSON) and "statistics" of each survey.
+    """
+    spec = JobSpec.model_validate(config["spec"])
+    if spec.output is None:
+        raise TrainingError("the driver hands every worker an output; this spec has none")
+    device = _device(spec)
+    mesh = build_mesh(spec.parallel.context)
+    output = Output(spec.output, spec.storage)
+    rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
+    model = MaskedAutoencoder.from_spec(spec)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    found = checkpoint.find_start(output, spec)
+    resume = checkpoint.load(found, shapes) if found else None
+    first = resume.steps if resume else 0
+    if mesh.rank == 0 and found:
+        print(f"continuing after step {first} from {found.output.url}/{found.name}", flush=True)
+    engine = build_engine(model.to(device), spec, resume)
+    del resume
+    attend = attends(mesh, spec.grid, spec.mask.ratio)
+    source = SampleSource(spec, config["statistics"], rows)
+    batches = _feed(spec, source, mesh, config["statistics"], first)
+    log = MetricLog(output) if mesh.rank == 0 else None
+    told = 0.0
+
+    for step in range(first, spec.steps):
+        began = time.perf_counter()
+        micro_batches = [_to_device(next(batches), device) for _ in range(spec.accumulation)]
+        waited = time.perf_counter() - began
+        lr = learning_rate(step, spec.steps, spec.optimiser)
+        result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start)
+        seconds = time.perf_counter() - began
+        if not math.isfinite(result.loss):
+            raise TrainingError(
+                f"the loss is {result.loss} at step {step + 1} (samples {step * spec.batch.size} to "
+                f"{(step + 1) * spec.batch.size - 1}); lower optimiser.lr or raise optimiser.warmup_steps"
+            )
+        if log is not None:
+            record = {
+                "step": step + 1,
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "lr": lr,
+                "tokens_per_s": spec.batch.size * spec.tokens / seconds,
+                "data_wait_share": waited / seconds,
+                "step_seconds": seconds,
+            }
+            log.add(record)
+            if step + 1 == spec.steps or time.monotonic() - told > 5:
+                told = time.monotonic()
+                print(_line(record, spec.steps), flush=True)
+        if (step + 1) % spec.checkpoint.every == 0 or step + 1 == spec.steps:
+            state = engine.state()
+            if log is not None:
+                log.flush()
+                checkpoint.save(output, state, step + 1, spec)
+            ray.train.report({"step": step + 1, "loss": result.loss})  # also holds the ranks until rank 0 has written
+    batches.close()
+    held_out, section = evaluate(engine.model, source, mesh, attend, device) if spec.window.held_out else (None, None)
+    if section is not None:
+        _write_section(output, spec, section)
+    ray.train.report({"step": spec.steps})  # the picture is there before rank 0 says so
+    if log is not None:
+        log.flush()
+        _write_summary(output, spec, held_out)
+
+
+def _device(spec: JobSpec) -> torch.device:
+    """Set up this process's device and threads."""
+    torch.set_num_threads(spec.resources.threads)
+    if spec.resources.device == "gpu":
+        return ray.train.torch.get_device()
+    os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would guess from what is installed
+    return torch.device("cpu")
+
+
+def _feed(spec: JobSpec, source: SampleSource, mesh: Mesh, statistics: list[dict[str, Any]], first: int) -> Any:
+    """Micro-batches of this rank from step `first` on: a generator."""
+    order = RankOrder.of(spec, mesh.data_rank)
+    start, stop = first * order.per_step, spec.steps * order.per_step
+    if start == stop:
+        return _nothing()
+    if spec.feed == "ray":
+        return ray_feed(spec, statistics, source.rows, order, start, stop)
+    return direct_feed(source, order, start, stop, spec.micro_batch)
+
+
+def _nothing() -> Iterator[Columns]:
+    yield from ()
+
+
+def _to_device(columns: Columns, device: torch.device) -> MicroBatch:
+    # Arrays from the object store are read-only, which torch warns of; nothing here writes to them.
+    voxels, visible, masked = (torch.tensor(columns[name]) for name in MicroBatch._fields)
+    return MicroBatch(voxels.to(device), visible.to(device), masked.to(device))
+
+
+def _line(record: dict[str, Any], steps: int) -> str:
+    return (
+        f"step {record['step']}/{steps}  loss {record['loss']:.4f}  grad norm {record['grad_norm']:.3f}  "
+        f"lr {record['lr']:.2e}  {record['tokens_per_s']:,.0f} tokens/s  data wait {record['data_wait_share']:.1%}"
+    )
+
+
+def _write_section(output: Output, spec: JobSpec, section: Section) -> None:
+    source = spec.surveys[section.survey]
+    survey = open_survey(source.url, source.storage)
+    name = source.url.rstrip("/").rsplit("/", 1)[-1]
+    output.write("reconstruction.png", section_png(section, survey, name))
+
+
+def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None) -> None:
+    records = read_metrics(output)
+    last = records[-20:]
+    summary = {
+        "name": spec.name,
+        "surveys": [s.url for s in spec.surveys],
+        "tokens_per_sample": spec.tokens,
+        "parameters": plan.parameters(spec),
+        "steps": spec.steps,
+        "loss_first": records[0]["loss"],
+        "loss_last": sum(r["loss"] for r in last) / len(last),
+        "loss_last_steps": len(last),
+        "held_out_model": held_out.model if held_out else None,
+        "held_out_baseline": held_out.baseline if held_out else None,
+        "held_out_windows": held_out.windows if held_out else 0,
+        "tokens_per_s": spec.batch.size * spec.tokens * len(records) / sum(r["step_seconds"] for r in records),
+        "data_wait_share": sum(r["data_wait_share"] * r["step_seconds"] for r in records) / sum(r["step_seconds"] for r in records),
+    }
+    output.write("loss.png", loss_png(records, held_out[:2] if held_out else None))
+    output.write("summary.json", json.dumps(summary, indent=1).encode())

@@ -1,0 +1,239 @@
+"""The model against a plain reference that shares no code with it: loops over patches, one head at a time."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfm import plan
+from sfm.model.baseline import neighbour_mean
+from sfm.model.mae import MaskedAutoencoder, masked_live
+from sfm.model.masking import draw_mask, visible_per_row
+from sfm.model.patches import gather_patches, scatter_patches
+from sfm.spec import PRESETS, parse_spec, visible_tokens
+
+
+def make_spec(window=(8, 12, 8), patch=(4, 3, 2), positions="sincos", normalise=False, ratio=0.6):
+    return parse_spec(
+        {
+            "surveys": [{"url": "unused"}],
+            "window": {"shape": list(window)},
+            "model": {
+                "preset": "tiny",
+                "patch": list(patch),
+                "encoder": {"width": 40, "depth": 2, "heads": 2, "mlp": 56},
+                "decoder": {"width": 28, "depth": 1, "heads": 2, "mlp": 36},
+                "positions": positions,
+                "normalise_patches": normalise,
+            },
+            "mask": {"ratio": ratio},
+        }
+    )
+
+
+def windows(spec, count, dead=True):
+    """Random windows with a dead trace and a hole."""
+    rng = np.random.default_rng(0)
+    voxels = rng.normal(size=(count, *spec.window.shape))
+    if dead:
+        voxels[:, 1, 2, :] = np.nan
+        voxels[:, :3, :2, 4:6] = np.nan
+    masks = [draw_mask(spec.grid, spec.mask.ratio, 5, index) for index in range(count)]
+    visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
+    return torch.from_numpy(voxels), visible, masked
+
+
+class Reference:
+    """The textbook MAE over one window at a time, written from the paper's equations."""
+
+    def __init__(self, model, spec):
+        self.w = {name: p for name, p in model.named_parameters()}
+        self.spec = spec
+
+    def linear(self, x, name):
+        return x @ self.w[f"{name}.weight"].T + self.w[f"{name}.bias"]
+
+    def norm(self, x, name):
+        mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+        return (x - mean) / (variance + 1e-5).sqrt() * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]
+
+    def code(self, place, width):
+        out = []
+        for coordinate in place:
+            angles = [coordinate / 10000 ** (k / (width // 6)) for k in range(width // 6)]
+            out += [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+        return torch.tensor(out + [0.0] * (width - len(out)), dtype=torch.float64)
+
+    def rotate(self, x, place):
+        """Turn pairs (c, c + D/2) of one head's vector."""
+        pairs = len(x) // 2
+        angles = [coordinate / 10000 ** (k / (pairs // 3)) for coordinate in place for k in range(pairs // 3)]
+        angles = torch.tensor(angles + [0.0] * (pairs - len(angles)), dtype=torch.float64)
+        a, b = x[:pairs], x[pairs:]
+        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()])
+
+    def block(self, x, name, heads, places):
+        h = self.linear(self.norm(x, f"{name}.norm1"), f"{name}.attention.qkv")
+        q, k, v = h.chunk(3, dim=-1)
+        width = q.shape[-1] // heads
+        outputs = []
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            qh, kh = q[:, part], k[:, part]
+            if self.spec.model.positions == "rope":
+                qh = torch.stack([self.rotate(row, place) for row, place in zip(qh, places, strict=True)])
+                kh = torch.stack([self.rotate(row, place) for row, place in zip(kh, places, strict=True)])
+            outputs.append(torch.softmax(qh @ kh.T / math.sqrt(width), dim=-1) @ v[:, part])
+        x = x + self.linear(torch.cat(outputs, -1), f"{name}.attention.out")
+        h = self.linear(self.norm(x, f"{name}.norm2"), f"{name}.up")
+        h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+        return x + self.linear(h, f"{name}.down")
+
+    def stack(self, x, name, size, places):
+        if self.spec.model.positions == "sincos":
+            x = x + torch.stack([self.code(place, size.width) for place in places])
+        for depth in range(size.depth):
+            x = self.block(x, f"{name}.blocks.{depth}", size.heads, places)
+        return self.norm(x, f"{name}.norm")
+
+    def error(self, window, visible):
+        """Sum of squared errors and number of masked live voxels of one window [I, X, T]."""
+        (pi, px, pt), (gi, gx, gt) = self.spec.model.patch, self.spec.grid
+        places = list(itertools.product(range(gi), range(gx), range(gt)))
+        patches = [
+            window[i * pi : (i + 1) * pi, x * px : (x + 1) * px, t * pt : (t + 1) * pt].reshape(-1) for i, x, t in places
+        ]
+        shown = [n for n in range(len(places)) if n in set(visible)]
+        hidden = [n for n in range(len(places)) if n not in set(visible)]
+        x = torch.stack([torch.where(patches[n].isnan(), 0.0, patches[n]) for n in shown])
+        x = self.stack(self.linear(x, "embed"), "encoder", self.spec.model.encoder_size, [places[n] for n in shown])
+        x = self.linear(x, "bridge")
+        everything = {n: row for n, row in zip(shown, x, strict=True)} | {n: self.w["mask_token"] for n in hidden}
+        order = range(len(places))
+        x = self.stack(torch.stack([everything[n] for n in order]), "decoder", self.spec.model.decoder_size, places)
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for n in hidden:
+            live = ~patches[n].isnan()
+            if not live.any():
+                continue
+            target = patches[n][live]
+            if self.spec.model.normalise_patches:
+                target = (target - target.mean()) / (target.var(unbiased=False) + 1e-6).sqrt()
+            total = total + ((self.linear(x[n], "head")[live] - target) ** 2).sum()
+            count += int(live.sum())
+        return total, count
+
+
+@pytest.mark.parametrize("positions", ["sincos", "rope"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_loss_and_every_gradient_equal_the_reference(positions, normalise):
+    spec = make_spec(positions=positions, normalise=normalise)
+    model = MaskedAutoencoder.from_spec(spec).double()
+    voxels, visible, masked = windows(spec, 2)
+    loss = model(voxels, visible, masked)
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    reference = Reference(model, spec)
+    parts = [reference.error(window, tokens.tolist()) for window, tokens in zip(voxels, visible, strict=True)]
+    expected = sum(part for part, _ in parts)
+    expected.backward()
+    assert masked_live(voxels, masked, spec.model.patch).item() == sum(count for _, count in parts)
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_dead_voxels_change_nothing():
+    """What stands under a NaN is not seen, and nothing of it is learned."""
+    spec = make_spec()
+    model = MaskedAutoencoder.from_spec(spec).double()
+    voxels, visible, masked = windows(spec, 1, dead=False)
+    everywhere = model(voxels, visible, masked)
+    holed = voxels.clone()
+    tokens = masked[:, :1]
+    hole = torch.full((1, 1, math.prod(spec.model.patch)), torch.nan, dtype=torch.float64)
+    holed = scatter_patches(hole, tokens, holed, spec.model.patch)
+    patch_error = model(voxels, visible, masked, predict=True)[:, 0] - gather_patches(voxels, tokens, spec.model.patch)[:, 0]
+    torch.testing.assert_close(model(holed, visible, masked), everywhere - patch_error.square().sum())
+
+
+@given(
+    grid=st.tuples(st.integers(1, 7), st.integers(1, 6), st.integers(1, 6)),
+    ratio=st.floats(0.05, 0.95),
+    seed=st.integers(0, 2**63 - 1),
+    index=st.integers(0, 2**64 - 1),
+    degree=st.integers(1, 7),
+)
+@settings(max_examples=200, deadline=None)
+def test_masks_partition_the_tokens_and_slabs_agree(grid, ratio, seed, index, degree):
+    visible, masked = draw_mask(grid, ratio, seed, index)
+    tokens = math.prod(grid)
+    assert sorted([*visible, *masked]) == list(range(tokens))
+    assert len(visible) == visible_tokens(tokens, ratio) == sum(visible_per_row(grid, ratio))
+    assert max(visible_per_row(grid, ratio)) - min(visible_per_row(grid, ratio)) <= 1
+    parts = [draw_mask(grid, ratio, seed, index, range(r * grid[0] // degree, (r + 1) * grid[0] // degree)) for r in range(degree) if (r + 1) * grid[0] // degree > r * grid[0] // degree]
+    assert np.array_equal(np.concatenate([v for v, _ in parts]), visible)
+    assert np.array_equal(np.concatenate([m for _, m in parts]), masked)
+
+
+def test_masks_differ_between_samples_and_seeds():
+    masks = {tuple(draw_mask((4, 4, 4), 0.75, seed, index)[0]) for seed in range(10) for index in range(100)}
+    assert len(masks) > 990
+
+
+@given(shape=st.tuples(*[st.integers(1, 4)] * 3), patch=st.tuples(*[st.integers(1, 4)] * 3), first=st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_gather_equals_slicing_and_scatter_is_its_inverse(shape, patch, first):
+    window = torch.arange(2 * math.prod(shape) * math.prod(patch), dtype=torch.float64)
+    window = window.reshape(2, *(s * p for s, p in zip(shape, patch, strict=True)))
+    per_row = shape[1] * shape[2]
+    tokens = torch.arange(math.prod(shape)).flip(0).expand(2, -1) + first * per_row
+    patches = gather_patches(window, tokens, patch, first)
+    for position, (i, x, t) in enumerate(reversed(list(itertools.product(*map(range, shape))))):
+        expected = window[:, i * patch[0] : (i + 1) * patch[0], x * patch[1] : (x + 1) * patch[1], t * patch[2] : (t + 1) * patch[2]]
+        assert torch.equal(patches[:, position], expected.flatten(1))
+    assert torch.equal(scatter_patches(patches, tokens - first * per_row, torch.zeros_like(window), patch), window)
+
+
+def test_neighbour_mean_equals_a_loop():
+    grid, volume = (4, 3, 5), 6
+    rng = np.random.default_rng(1)
+    visible, masked = (torch.from_numpy(t)[None] for t in draw_mask(grid, 0.7, 0, 0))
+    patches = torch.from_numpy(rng.normal(size=(1, visible.shape[1], volume)))
+    patches[0, 3, 2] = torch.nan
+    found = neighbour_mean(patches, visible, masked, grid)
+    shown = {int(n): p for n, p in zip(visible[0], patches[0], strict=True)}
+    for row, token in enumerate(masked[0].tolist()):
+        place = np.unravel_index(token, grid)
+        near = [
+            shown[n]
+            for n, other in enumerate(itertools.product(*map(range, grid)))
+            if n in shown and max(abs(a - b) for a, b in zip(place, other, strict=True)) == 1
+        ]
+        expected = torch.stack(near).nanmean(0).nan_to_num(0.0) if near else torch.zeros(volume, dtype=torch.float64)
+        torch.testing.assert_close(found[0, row], expected)
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "1.8b"])
+def test_presets_have_the_parameters_of_the_formula(preset):
+    spec = parse_spec({"surveys": [{"url": "unused"}], "model": {"preset": preset}})
+    with torch.device("meta"):
+        model = MaskedAutoencoder(spec.model, spec.grid)
+    assert sum(p.numel() for p in model.parameters()) == plan.parameters(spec)
+
+
+def test_the_largest_preset_has_1_8_billion_parameters():
+    spec = parse_spec({"surveys": [{"url": "unused"}], "model": {"preset": "1.8b"}})
+    assert plan.parameters(spec) == pytest.approx(1.87e9, rel=0.01)
+
+
+def test_same_seed_same_weights():
+    spec = make_spec()
+    one, two = MaskedAutoencoder.from_spec(spec), MaskedAutoencoder.from_spec(spec)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
