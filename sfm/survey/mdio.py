@@ -1,0 +1,191 @@
+"""One survey: a 3D post-stack MDIO store, v0 or v1, Zarr v2 or v3, seen as one array with axes and a trace mask."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+
+from sfm.spec import Storage
+from sfm.survey.store import SurveyError, explain, not_mdio, open_group
+
+_DEFAULT_STORAGE = Storage()
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One dimension of a survey."""
+
+    name: str
+    """As the store calls it: inline, crossline, time, depth, sample ..."""
+    unit: str
+    """Unit of the coordinates, empty where none is known."""
+    coordinates: np.ndarray
+    """Coordinate of every index, [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """A survey opened for reading. Nothing but its metadata and trace mask is in memory."""
+
+    url: str
+    version: Literal["v0", "v1"]
+    """Generation of the MDIO format."""
+    array: zarr.Array
+    """Amplitudes as stored, (inline, crossline, sample)."""
+    shape: tuple[int, int, int]
+    chunks: tuple[int, int, int]
+    dtype: np.dtype
+    axes: tuple[Axis, Axis, Axis]
+    trace_mask: np.ndarray
+    """Which traces exist, bool (inline, crossline); True is live."""
+    stored_statistics: dict[str, Any] | None
+    """What the store itself says: count, min, max, mean, std ... as far as it does."""
+
+
+def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE) -> Survey:
+    """Open the survey at `url` (`s3://bucket/key.mdio` or a local path).
+
+    Raises:
+        SurveyError: it is missing, out of reach, not MDIO, or not a 3D post-stack survey.
+    """
+    group = open_group(url, storage)
+    try:
+        if "apiVersion" in group.attrs:
+            return _open_v1(url, group)
+        if "api_version" in group.attrs:
+            return _open_v0(url, group)
+    except (SurveyError, MemoryError):
+        raise
+    except (KeyError, FileNotFoundError, TypeError, ValueError) as error:
+        raise not_mdio(url, f"it is damaged or incomplete ({error})") from error
+    except Exception as error:
+        raise explain(error, url, storage) from error
+    raise not_mdio(url, "its root attributes state no MDIO version")
+
+
+def _open_v1(url: str, group: zarr.Group) -> Survey:
+    attributes: dict[str, Any] = _mapping(group.attrs.get("attributes"))
+    # Members are opened by name, never listed: newer stores carry a header type that zarr 3.1 cannot parse.
+    array = _array(url, group, str(attributes.get("defaultVariableName") or "amplitude"))
+    dimensions = _dimension_names(array)
+    _refuse_other_than_3d(url, dimensions)
+    if attributes.get("surveyType") not in (None, "3D"):
+        raise SurveyError(
+            f"{url} is a {attributes['surveyType']} {attributes.get('gatherType', '')} survey over "
+            f"({', '.join(dimensions)}); only 3D post-stack surveys are read"
+        )
+    axes = tuple(_v1_axis(group, name, size) for name, size in zip(dimensions, array.shape, strict=True))
+    mask = np.asarray(group["trace_mask"][:], bool) if "trace_mask" in group else None  # type: ignore[index]
+    return _survey(url, "v1", array, axes, mask, _v1_statistics(array))
+
+
+def _open_v0(url: str, group: zarr.Group) -> Survey:
+    dimensions: Any = group.attrs["dimension"]
+    names = [d["name"] for d in dimensions]
+    _refuse_other_than_3d(url, names)
+    # The suffix names the chunked axes; _01, _12 ... may lie beside it as copies for faster slicing.
+    array = _array(url, group, "data/chunked_012")
+    axes = tuple(Axis(d["name"], _unit(d["name"], {}), np.asarray(d["coords"])) for d in dimensions)
+    mask = np.asarray(_array(url, group, "metadata/live_mask")[:], bool)
+    stored = {k: group.attrs[k] for k in ("mean", "std", "rms", "min", "max") if k in group.attrs}
+    return _survey(url, "v0", array, axes, mask, stored or None)
+
+
+def _survey(
+    url: str,
+    version: Literal["v0", "v1"],
+    array: zarr.Array,
+    axes: tuple[Axis, ...],
+    mask: np.ndarray | None,
+    statistics: dict[str, Any] | None,
+) -> Survey:
+    inlines, crosslines, samples = array.shape
+    if array.dtype.kind not in "fiu":
+        raise SurveyError(f"{url}: amplitudes are stored as {array.dtype}; only real numbers are read")
+    mask = np.ones((inlines, crosslines), bool) if mask is None else mask
+    if mask.shape != (inlines, crosslines):
+        raise not_mdio(url, f"its trace mask has shape {mask.shape}, its traces {(inlines, crosslines)}")
+    for axis, size in zip(axes, array.shape, strict=True):
+        if len(axis.coordinates) != size:
+            raise not_mdio(url, f"axis {axis.name} has {size} positions but {len(axis.coordinates)} coordinates")
+    first, second, third = axes
+    chunk_i, chunk_x, chunk_t = array.chunks
+    return Survey(
+        url=url,
+        version=version,
+        array=array,
+        shape=(inlines, crosslines, samples),
+        chunks=(chunk_i, chunk_x, chunk_t),
+        dtype=array.dtype,
+        axes=(first, second, third),
+        trace_mask=mask,
+        stored_statistics=statistics,
+    )
+
+
+def _array(url: str, group: zarr.Group, name: str) -> zarr.Array:
+    try:
+        found = group[name]
+    except KeyError:
+        raise not_mdio(url, f"it has no array '{name}'") from None
+    if not isinstance(found, zarr.Array):
+        raise not_mdio(url, f"'{name}' is no array")
+    return found
+
+
+def _refuse_other_than_3d(url: str, dimensions: list[str]) -> None:
+    if len(dimensions) == 3:
+        return
+    kind = "a pre-stack survey" if len(dimensions) > 3 else "a 2D line"
+    raise SurveyError(
+        f"{url} is {kind} with {len(dimensions)} dimensions ({', '.join(dimensions)}); "
+        "only 3D post-stack surveys (inline, crossline, time or depth) are read"
+    )
+
+
+def _dimension_names(array: zarr.Array) -> list[str]:
+    names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return [str(n) for n in names] if names else [f"dimension_{i}" for i in range(array.ndim)]
+
+
+def _v1_axis(group: zarr.Group, name: str, size: int) -> Axis:
+    if name not in group:
+        return Axis(name, _unit(name, {}), np.arange(size))
+    coordinate: Any = group[name]
+    return Axis(name, _unit(name, _mapping(coordinate.attrs.get("unitsV1"))), np.asarray(coordinate[:]))
+
+
+def _unit(name: str, stated: dict[str, Any]) -> str:
+    for value in stated.values():  # {"time": "ms"}, {"length": "m"}
+        if isinstance(value, str):
+            return value
+    return "ms" if name == "time" else ""  # MDIO counts time in milliseconds, as SEG-Y ingestion does
+
+
+def _v1_statistics(array: zarr.Array) -> dict[str, Any] | None:
+    stored = _mapping(array.attrs.get("statsV1"))
+    count, total, squares = (stored.get(k) for k in ("count", "sum", "sumSquares"))
+    if not count or total is None or squares is None:
+        return None
+    mean = total / count
+    return {
+        "count": count,
+        "mean": mean,
+        "std": max(squares / count - mean**2, 0.0) ** 0.5,
+        "min": stored.get("min"),
+        "max": stored.get("max"),
+    }
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """A JSON object that may have been stored as a string of JSON, as statistics are."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            return {}
+    return dict(value) if isinstance(value, dict) else {}

@@ -1,0 +1,41 @@
+"""What is checked about surveys before a job starts anything."""
+
+from __future__ import annotations
+
+from sfm.spec import JobSpec
+from sfm.survey.mdio import Survey, open_survey
+from sfm.survey.sampler import Sampler
+
+
+def check(spec: JobSpec) -> None:
+    """Open every survey of `spec` and see that its window fits, for training and for evaluation.
+
+    Raises:
+        SfmError: a survey cannot be opened or does not suit the window, in a sentence that names it.
+    """
+    sampler_of(spec, open_all(spec))
+
+
+def open_all(spec: JobSpec) -> list[Survey]:
+    """The surveys of `spec`, in its order.
+
+    Raises:
+        SurveyError: one of them cannot be opened.
+    """
+    return [open_survey(source.url, source.storage) for source in spec.surveys]
+
+
+def sampler_of(spec: JobSpec, surveys: list[Survey]) -> Sampler:
+    """The sampler of a job over its opened surveys.
+
+    Raises:
+        SurveyError: a survey is too small for the window.
+    """
+    return Sampler(
+        [survey.shape for survey in surveys],
+        [source.weight for source in spec.surveys],
+        spec.window.shape,
+        spec.window.held_out,
+        spec.seed,
+        names=[survey.url for survey in surveys],
+    )

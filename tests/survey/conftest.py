@@ -1,0 +1,92 @@
+"""Surveys to test with: small stores written by hand, and real ones where they lie beside the repository."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def real(name: str) -> Path:
+    """A real file for tests, which skip where it is absent."""
+    path = SHARED / name
+    if not path.is_file():
+        pytest.skip(f"real seismic data is not here: {path} does not exist")
+    return path
+
+
+def write_v1(
+    path: Path,
+    values: np.ndarray,
+    mask: np.ndarray | None = None,
+    chunks: Sequence[int] = (4, 5, 6),
+    zarr_format: int = 3,
+    attributes: dict | None = None,
+    names: Sequence[str] = ("inline", "crossline", "time"),
+    coordinates: bool = True,
+) -> str:
+    """Write an MDIO v1 store of `values` with dead traces stored as NaN; returns its path."""
+    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+    base = {"surveyType": "3D", "gatherType": "stacked", "defaultVariableName": "amplitude"}
+    group.attrs.update({"apiVersion": "1.1.3", "name": "PostStack3DTime", "attributes": {**base, **(attributes or {})}})
+    values = np.array(values)
+    if mask is not None and values.dtype.kind == "f":
+        values[~mask] = np.nan
+    fill = np.nan if values.dtype.kind == "f" else 0
+
+    def add(name: str, data: np.ndarray, dims: Sequence[str], **options: object) -> zarr.Array:
+        keywords = {"dimension_names": list(dims)} if zarr_format == 3 else {}
+        array = group.create_array(name, shape=data.shape, dtype=data.dtype, **keywords, **options)
+        if zarr_format == 2:
+            array.attrs["_ARRAY_DIMENSIONS"] = list(dims)
+        array[...] = data
+        return array
+
+    sized = tuple(min(c, n) for c, n in zip(chunks, values.shape, strict=True))
+    amplitude = add("amplitude", values, names, chunks=sized, fill_value=fill)
+    amplitude.attrs["statsV1"] = json.dumps({"count": 4, "sum": 8.0, "sumSquares": 20.0, "min": 0.0, "max": 3.0})
+    if mask is not None:
+        add("trace_mask", mask, names[:2])
+    for axis, name in enumerate(names):
+        if coordinates:
+            add(name, np.arange(100, 100 + 2 * values.shape[axis], 2, dtype=np.int32), [name])
+    return str(path)
+
+
+def write_v0(path: Path, values: np.ndarray, mask: np.ndarray, chunks: Sequence[int] = (4, 5, 6)) -> str:
+    """Write an MDIO v0 store of `values` with dead traces stored as 0; returns its path."""
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    names = ("inline", "crossline", "sample")
+    dimensions = [{"name": n, "coords": list(range(s))} for n, s in zip(names, values.shape, strict=True)]
+    group.attrs.update({"api_version": "0.9.3", "dimension": dimensions, "mean": 0.5, "std": 2.0})
+    stored = np.where(mask[..., None], values, 0).astype(values.dtype)
+    data = group.create_array(
+        "data/chunked_012", shape=values.shape, chunks=tuple(chunks), dtype=values.dtype, fill_value=0
+    )
+    data[...] = stored
+    live = group.create_array("metadata/live_mask", shape=mask.shape, dtype=bool, fill_value=False)
+    live[...] = mask
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Unpacks a real MDIO store by the name of its archive; returns its folder."""
+    found: dict[str, Path] = {}
+
+    def unpack(name: str) -> Path:
+        if name not in found:
+            folder = tmp_path_factory.mktemp("real")
+            with tarfile.open(real(name)) as archive:
+                archive.extractall(folder, filter="data")
+            (found[name],) = folder.iterdir()
+        return found[name]
+
+    return unpack
