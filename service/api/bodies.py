@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -11,8 +13,10 @@ from fastapi import Request
 from service.api.problems import Problem
 from sfm.spec import JobSpec, SpecError, parse_spec, parse_yaml
 
-LARGEST = 1 << 20
+LARGEST = 1 << 18
 """Bytes of the largest spec that is read."""
+DEEPEST = 32
+"""Levels of nesting that are read: PyYAML's time grows with their square."""
 YAML_TYPES = {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"}
 
 
@@ -32,9 +36,12 @@ async def read_spec(request: Request) -> JobSpec:
         body += chunk
         if len(body) > LARGEST:
             raise Problem(413, "too_large", f"a job spec holds at most {LARGEST} bytes")
+    return await asyncio.to_thread(_spec, bytes(body), _json if kind == "application/json" else _yaml)
+
+
+def _spec(body: bytes, decode: Callable[[str], Any]) -> JobSpec:
     try:
-        text = body.decode()
-        data = _json(text) if kind == "application/json" else _yaml(text)
+        data = decode(body.decode())
         # Once around: what is stored must be readable again (an infinite number, say, is not JSON).
         return parse_spec(json.loads(parse_spec(data).model_dump_json()))
     except UnicodeDecodeError:
@@ -57,9 +64,13 @@ def _json(text: str) -> Any:
 
 def _yaml(text: str) -> Any:
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            # A few lines of aliases can stand for terabytes.
-            raise Problem(422, "malformed", "YAML aliases (*name) are not accepted; write the values out")
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):  # a few lines of these can stand for terabytes
+                raise Problem(422, "malformed", "YAML aliases (*name) are not accepted; write the values out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise RecursionError
     except yaml.YAMLError:
         pass  # parse_yaml says it in a sentence
     try:

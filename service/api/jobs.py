@@ -46,7 +46,7 @@ _YAML_EXAMPLES = {"tiny": {"summary": "The same as YAML", "value": dump_spec(par
     response_description="The job was accepted; it is started when the cluster has room for all of it.",
     responses=_SUBMITTED
     | documented(
-        too_large=(413, "a job spec holds at most 1048576 bytes"),
+        too_large=(413, "a job spec holds at most 262144 bytes"),
         unsupported_media_type=(415, "a job spec is sent as application/json or application/yaml, not text/plain"),
         malformed=(422, "body line 3, column 5: malformed YAML: expected <block end>, but found '-'"),
         invalid_spec=(422, "parallel.worker: unknown field; did you mean 'workers'?"),

@@ -20,17 +20,17 @@ SPEC = {
     "batch": {"size": 8},
     "steps": 2000,
 }
-"""The spec of the examples."""
+"""The spec of the examples. (FastAPI drops null values from examples, so these have none.)"""
 
 SUMMARY: dict[str, Any] = {
     "id": "3f2a9c51e07b",
     "name": "basin",
-    "state": "RUNNING",
-    "reason": None,
+    "state": "FAILED",
+    "reason": "survey s3://surveys/basin.mdio, chunk 3: no such object",
     "created_at": "2026-03-01T09:00:00Z",
     "submitted_at": "2026-03-01T09:00:01Z",
     "started_at": "2026-03-01T09:00:04Z",
-    "finished_at": None,
+    "finished_at": "2026-03-01T09:07:12Z",
     "submission_id": "sfm-3f2a9c51e07b",
     "output": "s3://models/runs/3f2a9c51e07b",
 }
@@ -83,7 +83,7 @@ class JobDetail(JobSummary):
 class JobPage(BaseModel):
     """A page of jobs, newest first."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"jobs": [SUMMARY], "next_cursor": None}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"jobs": [SUMMARY], "next_cursor": "41"}]})
 
     jobs: list[JobSummary]
     next_cursor: str | None = Field(description="Send it as `cursor` for the next page; null on the last.")

@@ -52,6 +52,11 @@ class Head:
         return process_started(self.pid) == self.started
 
     @property
+    def gcs_address(self) -> str:
+        """`HOST:PORT` for `ray.init(address=...)`."""
+        return (Path(self.temp_dir) / "ray_current_cluster").read_text().strip()
+
+    @property
     def environment(self) -> dict[str, str]:
         """What `ray job submit` and other Ray clients need to reach this head."""
         return {

@@ -106,7 +106,7 @@ class Reconciler:
     async def _move(self, job: Job, state: State, to: State, ray: RayJob) -> None:
         if to in FINISHED and ray.seen is not Seen.ABSENT:
             await self._logs.complete(job.id, job.submission_id)
-        failpoint("reconciler.before_move")
+        failpoint(f"reconciler.before_{to.lower()}")
         reason = None
         if to is State.FAILED:
             reason = lifecycle.LOST if ray.seen is Seen.ABSENT else self._why_failed(job, ray)
