@@ -65,7 +65,7 @@ class _Gather(torch.autograd.Function):
         # Collectives want equal blocks: the shorter shards are padded, and the padding is cut off before use.
         block = F.pad(local, (0, 0, 0, longest - local.shape[3])).contiguous()
         blocks = block.new_empty(len(lengths), *block.shape)
-        dist.all_gather_into_tensor(blocks.flatten(0, 1), block, group=group)
+        dist.all_gather_single(blocks.flatten(0, 1), block, group=group)
         return torch.cat([b[..., :n, :] for b, n in zip(blocks, lengths, strict=True)], dim=3)
 
     @staticmethod
@@ -74,6 +74,6 @@ class _Gather(torch.autograd.Function):
         shards = grads[0].split(lengths, dim=3)
         blocks = torch.stack([F.pad(s, (0, 0, 0, longest - s.shape[3])) for s in shards])
         own = torch.empty_like(blocks[0])
-        dist.reduce_scatter_tensor(own, blocks.flatten(0, 1), group=ctx.group)
+        dist.reduce_scatter_single(own, blocks.flatten(0, 1), group=ctx.group)
         rank = dist.get_rank(ctx.group)
         return own[..., : lengths[rank], :], None, None

@@ -110,6 +110,8 @@ class ZeroEngine(Engine):
     def __init__(self, model: nn.Module, spec: JobSpec, resume: Resume | None) -> None:
         import deepspeed  # slow to import, and other engines do without it
 
+        # On CPUs DeepSpeed would compile a shared-memory all-reduce first, which needs a compiler on every node.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         world = dist.get_world_size()
         self.accumulation, self.micro_batch = spec.accumulation, 0
         self.stage = _STAGE[spec.parallel.engine]

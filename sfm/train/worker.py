@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -47,6 +48,8 @@ def train(config: dict[str, Any]) -> None:
     spec = JobSpec.model_validate(config["spec"])
     if spec.output is None:
         raise TrainingError("the driver hands every worker an output; this spec has none")
+    for chatty in ("ray.data", "ray.train", "DeepSpeed"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     device = _device(spec)
     mesh = build_mesh(spec.parallel.context)
     output = Output(spec.output, spec.storage)
@@ -154,7 +157,8 @@ def _write_section(output: Output, spec: JobSpec, section: Section) -> None:
 
 def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None) -> None:
     records = read_metrics(output)
-    last = records[-20:]
+    last, warm = records[-20:], records[1:] or records  # the first step waits for readers to start
+    seconds = sum(r["step_seconds"] for r in warm)
     summary = {
         "name": spec.name,
         "surveys": [s.url for s in spec.surveys],
@@ -167,8 +171,8 @@ def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None) -> N
         "held_out_model": held_out.model if held_out else None,
         "held_out_baseline": held_out.baseline if held_out else None,
         "held_out_windows": held_out.windows if held_out else 0,
-        "tokens_per_s": spec.batch.size * spec.tokens * len(records) / sum(r["step_seconds"] for r in records),
-        "data_wait_share": sum(r["data_wait_share"] * r["step_seconds"] for r in records) / sum(r["step_seconds"] for r in records),
+        "tokens_per_s": spec.batch.size * spec.tokens * len(warm) / seconds,
+        "data_wait_share": sum(r["data_wait_share"] * r["step_seconds"] for r in warm) / seconds,
     }
     output.write("loss.png", loss_png(records, held_out[:2] if held_out else None))
     output.write("summary.json", json.dumps(summary, indent=1).encode())

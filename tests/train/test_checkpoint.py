@@ -1,0 +1,90 @@
+"""Checkpoints: what is committed, what is not, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sfm.spec import Storage, parse_spec
+from sfm.train import checkpoint
+from sfm.train.output import Output
+
+SHAPES = {"a.weight": (3, 2), "b": (5,)}
+
+
+@pytest.fixture
+def output(tmp_path):
+    return Output(str(tmp_path / "run"), Storage())
+
+
+def spec_of(**options):
+    return parse_spec({"surveys": [{"url": "unused"}], "checkpoint": options})
+
+
+def state(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {part: {n: torch.randn(s, generator=generator) for n, s in SHAPES.items()} for part in ("weights", "exp_avg", "exp_avg_sq")}
+
+
+def test_reads_back_the_same_bits(output):
+    checkpoint.save(output, state(0), 7, spec_of())
+    resume = checkpoint.load(checkpoint.find_start(output, spec_of()), SHAPES)
+    assert resume.steps == 7
+    for part, tensors in state(0).items():
+        for name, tensor in tensors.items():
+            assert torch.equal(resume.state[part][name], tensor)
+
+
+def test_keeps_the_newest(output):
+    for steps in (10, 20, 30):
+        checkpoint.save(output, state(steps), steps, spec_of(keep=2))
+    assert [found.steps for found in checkpoint.committed(output)] == [20, 30]
+    assert output.list("checkpoints") == ["step-00000020", "step-00000030"]
+
+
+def test_without_a_manifest_it_was_never_written(output):
+    checkpoint.save(output, state(0), 10, spec_of())
+    checkpoint.save(output, state(1), 20, spec_of())
+    Path(output.path("checkpoints/step-00000020/MANIFEST.json")).unlink()
+    assert checkpoint.find_start(output, spec_of()).steps == 10
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "exp_avg.safetensors", "state.json"])
+def test_one_flipped_bit_is_refused(output, name):
+    checkpoint.save(output, state(0), 10, spec_of())
+    path = Path(output.path(f"checkpoints/step-00000010/{name}"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(checkpoint.CheckpointError, match=f"{name} is missing or damaged"):
+        checkpoint.load(checkpoint.find_start(output, spec_of()), SHAPES)
+
+
+def test_another_model_is_refused(output):
+    checkpoint.save(output, state(0), 10, spec_of())
+    with pytest.raises(checkpoint.CheckpointError, match=r"weights of a\.weight does not fit"):
+        checkpoint.load(checkpoint.find_start(output, spec_of()), {**SHAPES, "a.weight": (2, 3)})
+
+
+def test_starts_from_another_job_only_where_it_has_none_of_its_own(output, tmp_path):
+    other = Output(str(tmp_path / "other"), Storage())
+    checkpoint.save(other, state(0), 50, spec_of())
+    assert checkpoint.find_start(output, spec_of()) is None
+    assert checkpoint.find_start(output, spec_of(start_from=other.url)).steps == 50
+    checkpoint.save(output, state(1), 60, spec_of())
+    assert checkpoint.find_start(output, spec_of(start_from=other.url)).steps == 60
+    assert checkpoint.find_start(output, spec_of(resume=False)) is None
+
+
+def test_a_start_without_checkpoint_is_a_mistake(output, tmp_path):
+    with pytest.raises(checkpoint.CheckpointError, match="holds no committed checkpoint"):
+        checkpoint.find_start(output, spec_of(start_from=str(tmp_path / "nothing")))
+
+
+def test_stores_the_spec_and_the_cursor(output):
+    spec = spec_of()
+    checkpoint.save(output, state(0), 10, spec)
+    about = json.loads(output.read("checkpoints/step-00000010/state.json"))
+    assert about["samples"] == 10 * spec.batch.size
+    assert parse_spec(about["spec"]) == spec
