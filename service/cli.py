@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +67,6 @@ def _serve(settings: Settings) -> None:
 
     with _listen(settings) as listener, only_one(settings.state_dir):
         if settings.ray_address == "local":
-            # A signal now must end us as usual, not halfway through the start of a process.
             head.start_or_rejoin(settings.state_dir, num_cpus=settings.ray_num_cpus)
         # Followers are cut off, not ended, when the service stops: to them a clean end means that the job has ended.
         config = uvicorn.Config(create_app(settings), log_level="warning", timeout_graceful_shutdown=2)
@@ -76,12 +77,18 @@ def _serve(settings: Settings) -> None:
 
 
 async def _run(server: Any, listener: socket.socket, url: str) -> None:
+    # Signals end the server only: left to itself, it then ends the process, but we have work after it.
+    server.capture_signals = contextlib.nullcontext
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.05)
     if server.started:
         click.echo(f"sfm is ready: {url}")
     await serving
+    if not server.started:
+        raise ServeError("the service did not start; the lines above say why")
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -27,6 +27,7 @@ from sfm.spec import SfmError
 
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
+ORPHAN_SECONDS = 5.0
 
 
 class HeadError(SfmError):
@@ -72,11 +73,8 @@ class Head:
 
 def find(state_dir: Path) -> Head | None:
     """The head recorded in `state_dir`, if its process is alive."""
-    try:
-        head = Head(**json.loads((state_dir / "ray.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-    return head if head.alive else None
+    head = _recorded(state_dir)
+    return head if head and head.alive else None
 
 
 def start_or_rejoin(state_dir: Path, *, num_cpus: int) -> Head:
@@ -137,16 +135,30 @@ def stop(state_dir: Path) -> bool:
     head = find(state_dir)
     if head is None:
         return False
+    family = _descendants(head.pid)
     os.kill(head.pid, signal.SIGTERM)  # `ray start --block` then ends its children
     if not _until(lambda: not head.alive, STOP_SECONDS):
-        os.killpg(head.pid, signal.SIGKILL)
-        _until(lambda: not head.alive, STOP_SECONDS)
+        os.kill(head.pid, signal.SIGKILL)
+    # Drivers of jobs notice only after a while that their cluster has gone.
+    if not _until(lambda: not _survivors(family), ORPHAN_SECONDS):
+        for pid in _survivors(family):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _until(lambda: not _survivors(family), ORPHAN_SECONDS)
     _forget(state_dir, head)
     return True
 
 
+def _recorded(state_dir: Path) -> Head | None:
+    try:
+        return Head(**json.loads((state_dir / "ray.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def _forget(state_dir: Path, head: Head) -> None:
-    (state_dir / "ray.json").unlink(missing_ok=True)
+    if _recorded(state_dir) == head:  # a running service may have started another meanwhile
+        (state_dir / "ray.json").unlink(missing_ok=True)
     shutil.rmtree(head.temp_dir, ignore_errors=True)
 
 
@@ -163,6 +175,22 @@ def process_started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def _descendants(pid: int) -> dict[int, str]:
+    """All processes below `pid`, with their start times. Needs /proc; empty without it."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+    found: set[int] = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {p: started for p in found - {pid} if (started := process_started(p))}
+
+
+def _survivors(family: dict[int, str]) -> list[int]:
+    return [pid for pid, started in family.items() if process_started(pid) == started]
+
+
 def _environment(token_path: Path) -> dict[str, str]:
     """The head's environment, which workers and drivers inherit."""
     env = {k: v for k, v in os.environ.items() if k not in {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN"}}
@@ -171,6 +199,7 @@ def _environment(token_path: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the one switch that makes Ray name this node 127.0.0.1
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # default 30: to end the head is to end its jobs, now
         "RAY_JOB_STOP_WAIT_TIME_S": "20",  # default 3: too short for a driver to wind down
     }
 

@@ -130,7 +130,7 @@ def test_errors_are_problem_documents(closed: httpx.Client, method: str, path: s
 def test_no_path_from_a_client_reaches_the_file_system(api: httpx.Client) -> None:
     job = reaches(api, submit(api)["id"], "SUCCEEDED")
     (Path(job["output"]).parent / "secret").write_text("hidden words")
-    hostile = ["..%2Fsecret", "%2e%2e%2fsecret", "starts.txt", "..", "%252e%252e%252fsecret", "summary.json%00.png"]
+    hostile = ["..%2Fsecret", "%2e%2e%2fsecret", "starts.txt", "%252e%252e%252fsecret", "summary.json%00.png"]
     for name in hostile:
         response = api.get(f"/jobs/{job['id']}/artifacts/{name}")
         assert response.status_code == 404, name

@@ -108,8 +108,8 @@ def test_killed_while_a_job_runs_and_is_followed(state_dir: Path, tmp_path: Path
         job = reaches(service.client, job_id, "SUCCEEDED")
         assert starts(job) == 1
         stored = service.client.get(f"/jobs/{job_id}/logs").text
-    followed = follower.stdout.read()
-    assert follower.wait(30) == 0
+        followed = follower.stdout.read()
+        assert follower.wait(30) == 0
     assert followed == stored
     expected = [f"{word} {number}" for word in ("before", "after") for number in range(100)]
     assert [line for line in stored.splitlines() if line.startswith(("before", "after"))] == expected
