@@ -1,0 +1,91 @@
+"""What there is to say about a survey, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sfm.survey.mdio import Axis, Survey
+from sfm.survey.statistics import Statistics
+
+
+def facts(survey: Survey, statistics: Statistics, clip: float) -> dict[str, Any]:
+    """Everything `sfm survey info` knows, as plain data."""
+    return {
+        "url": survey.url,
+        "format": f"MDIO {survey.version}, Zarr v{survey.array.metadata.zarr_format}",
+        "shape": list(survey.shape),
+        "axes": [_axis(axis) for axis in survey.axes],
+        "dtype": str(survey.dtype),
+        "bytes": math.prod(survey.shape) * survey.dtype.itemsize,
+        "chunks": list(survey.chunks),
+        "chunk_count": math.prod(-(-n // c) for n, c in zip(survey.shape, survey.chunks, strict=True)),
+        "codecs": codecs(survey),
+        "traces": int(survey.trace_mask.size),
+        "live_traces": int(survey.trace_mask.sum()),
+        "estimated_statistics": {"clip_percent": clip, **statistics.to_json()},
+        "stored_statistics": survey.stored_statistics,
+    }
+
+
+def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same facts as (label, words), for a terminal."""
+    estimated, stored = found["estimated_statistics"], found["stored_statistics"]
+    share = found["live_traces"] / found["traces"]
+    rows = [("survey", found["url"]), ("format", found["format"])]
+    for axis in found["axes"]:
+        unit = f" {axis['unit']}" if axis["unit"] else ""
+        step = f", step {axis['step']:g}{unit}" if axis["step"] is not None else ", uneven steps"
+        rows.append((axis["name"], f"{axis['size']:,} positions, {axis['first']:g} to {axis['last']:g}{unit}{step}"))
+    rows += [
+        ("amplitudes", f"{found['dtype']}, {_bytes(found['bytes'])} before compression"),
+        (
+            "chunks",
+            f"{found['chunk_count']:,} of {' x '.join(map(str, found['chunks']))}, {', '.join(found['codecs'])}",
+        ),
+        ("live traces", f"{found['live_traces']:,} of {found['traces']:,} ({share:.1%})"),
+        (
+            "estimated",
+            f"central {estimated['clip_percent']:g} % within {estimated['low']:.5g} to {estimated['high']:.5g}; "
+            f"clipped to that: mean {estimated['mean']:.5g}, standard deviation {estimated['std']:.5g}",
+        ),
+    ]
+    if stored:
+        rows.append(("stored", ", ".join(f"{k} {v:,.6g}" for k, v in stored.items() if v is not None)))
+    return rows
+
+
+def codecs(survey: Survey) -> list[str]:
+    """Names of what turns a chunk into bytes, outermost last, without byte order."""
+    array = survey.array
+    names = []
+    for codec in (*array.filters, array.serializer, *array.compressors):
+        data: Any = codec.to_dict() if hasattr(codec, "to_dict") else codec.get_config()
+        name = str(data.get("name") or data.get("id") or type(codec).__name__)
+        settings = data.get("configuration") or data
+        inner = settings.get("cname") if isinstance(settings, dict) else None
+        if name not in ("bytes", "endian"):
+            names.append(f"{name} ({getattr(inner, 'value', inner)})" if inner else name)
+    return names or ["uncompressed"]
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    steps = np.unique(np.diff(axis.coordinates))
+    return {
+        "name": axis.name,
+        "unit": axis.unit,
+        "size": len(axis.coordinates),
+        "first": axis.coordinates[0].item(),
+        "last": axis.coordinates[-1].item(),
+        "step": (steps[0].item() if len(steps) else 0) if np.allclose(steps, steps[:1]) else None,
+    }
+
+
+def _bytes(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.3g} {unit}" if unit != "bytes" else f"{count:.0f} bytes"
+        count /= 1024
+    return f"{count:,.3g} TiB"
