@@ -67,6 +67,7 @@ class Settings(BaseSettings):
         self.state_dir = self.state_dir.expanduser().absolute()
         self.database_url = self.database_url or f"sqlite:///{self.state_dir / 'sfm.db'}"
         self.output = absolute_url(self.output or str(self.state_dir / "runs"), Path.cwd()).rstrip("/")
+        self.token = self.token or None  # SFM_TOKEN= (empty) is no token
         if not self.token and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} can be reached by others, who could then run code here: set SFM_TOKEN to a long "

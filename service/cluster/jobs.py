@@ -111,7 +111,11 @@ class Cluster:
             for name, content in files.items():
                 (Path(directory) / name).write_text(content)
             # Ray decodes a driver's log strictly as UTF-8; unbuffered, its lines arrive as they are printed.
-            variables = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
+            variables = {
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONIOENCODING": "utf-8:backslashreplace",
+                "RAY_COLOR_PREFIX": "0",
+            }
             self._client().submit_job(
                 entrypoint=entrypoint,
                 submission_id=submission_id,

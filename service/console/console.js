@@ -204,7 +204,7 @@ async function follow(path) {
       lines = lines.concat(parts.slice(1)).slice(-LOG_LINES);
       const box = $("log");
       const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-      box.textContent = lines.join("\n");
+      box.textContent = lines.join("\n").replace(/\x1b\[[0-9;]*[A-Za-z]/g, ""); // no colour codes
       if (atEnd) box.scrollTop = box.scrollHeight;
     }
   });

@@ -280,6 +280,7 @@ def test_an_open_port_needs_a_token() -> None:
     with pytest.raises(SettingsError, match=r"host 0\.0\.0\.0 can be reached by others.*SFM_TOKEN"):
         load_settings(host="0.0.0.0")
     assert load_settings(host="0.0.0.0", token="t").token == "t"
+    assert load_settings(token="").token is None
     with pytest.raises(SettingsError, match="must be 'local' or a dashboard URL"):
         load_settings(ray_address="head:8265")
 

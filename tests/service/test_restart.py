@@ -163,6 +163,6 @@ def test_serve_refuses_in_a_sentence(state_dir: Path) -> None:
         busy.listen()
         port = str(busy.getsockname()[1])
         assert f"port {port}: Address already in use" in refused("--port", port, "--state-dir", str(state_dir))
-    assert "set SFM_TOKEN" in refused("--host", "0.0.0.0")
+    assert "set SFM_TOKEN" in refused("--host", "0.0.0.0", SFM_TOKEN="")
     with serving(state_dir):
         assert "another 'sfm serve' uses" in refused("--port", "0", "--state-dir", str(state_dir))
