@@ -48,9 +48,9 @@ def main() -> int:
         segy = folder / "synthetic.sgy"
         run("synth", str(segy))
     with ExitStack() as stack:
+        (folder / "s3" / "surveys").mkdir(parents=True)  # a bucket is a folder here
         store = stack.enter_context(DevStore(folder / "s3"))
         os.environ.update(store.environment)
-        (folder / "s3" / "surveys").mkdir()  # a bucket is a folder here
         url = f"s3://surveys/{segy.stem}.mdio"
         lines = ["--inline-byte", str(options.inline_byte), "--crossline-byte", str(options.crossline_byte)]
         run("ingest", str(segy), url, *lines, "--chunks", "64,64,128")
@@ -67,8 +67,9 @@ def main() -> int:
             page = f"{base}/#/jobs/{job['id']}"
             print(f"\nPOST {base}/jobs -> job {job['id']}; watch it at {page}\n", flush=True)
             with client.stream("GET", f"/jobs/{job['id']}/logs", params={"follow": "true"}, timeout=None) as logs:
-                for text in logs.iter_text():
-                    print(text, end="", flush=True)
+                for line in logs.iter_lines():
+                    if "core_worker.cc" not in line:  # Ray's remarks on its own actors; `sfm logs` has them
+                        print(line, flush=True)
             job = client.get(f"/jobs/{job['id']}").raise_for_status().json()
             if job["state"] != "SUCCEEDED":
                 print(f"error: the job ended as {job['state']}: {job['reason']}", file=sys.stderr)

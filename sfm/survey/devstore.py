@@ -62,9 +62,10 @@ class DevStore:
             DevStoreError: rclone is not installed, ends early (its words are quoted), or does not answer in time.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        # No configuration of the user's own; and a file put into the folder by hand is seen at once.
+        # No configuration of the user's own. rclone's directory cache stays on: with a life of zero it can
+        # spin for ever inside a request. So buckets are made before the start, or through the protocol.
         command = [
-            str(_rclone()), "serve", "s3", "--config", "", "--addr", f"127.0.0.1:{self.port}", "--dir-cache-time", "0s",
+            str(_rclone()), "serve", "s3", "--config", "", "--addr", f"127.0.0.1:{self.port}",
             "--auth-key", f"{self.access_key},{self.secret_key}", str(self.root.resolve()),
         ]  # fmt: skip
         self._process = subprocess.Popen(

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.fs
 import ray
 import ray.train
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from sfm import plan
@@ -77,6 +77,7 @@ def run(spec: JobSpec) -> None:
             storage_path=output.path("ray"),
             storage_filesystem=folder,
             failure_config=FailureConfig(max_failures=spec.scheduling.max_failures),
+            logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
     try:

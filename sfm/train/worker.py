@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,8 +49,9 @@ def train(config: dict[str, Any]) -> None:
     spec = JobSpec.model_validate(config["spec"])
     if spec.output is None:
         raise TrainingError("the driver hands every worker an output; this spec has none")
-    for chatty in ("ray.data", "ray.train", "DeepSpeed"):
+    for chatty in ("ray.data", "ray.train.v2._internal.execution.context", "DeepSpeed"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed calls old names
     device = _device(spec)
     mesh = build_mesh(spec.parallel.context)
     output = Output(spec.output, spec.storage)
