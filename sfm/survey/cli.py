@@ -24,12 +24,12 @@ class Sizes(click.ParamType):
         if isinstance(value, tuple):
             return value
         try:
-            sizes = tuple(int(part) for part in str(value).split(","))
+            first, second, third = (int(part) for part in str(value).split(","))
         except ValueError:
-            sizes = ()
-        if len(sizes) != 3 or min(sizes) < 1:
+            first = second = third = 0
+        if min(first, second, third) < 1:
             self.fail(f"'{value}' is not three positive whole numbers like 128,128,128", param, ctx)
-        return cast("tuple[int, int, int]", sizes)
+        return first, second, third
 
 
 def _storage_options(command: Any) -> Any:

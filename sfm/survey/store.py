@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +142,26 @@ def _local_store(url: str) -> LocalStore:
 
 
 def _object_store(url: str, storage: Storage) -> FsspecStore:
+    options = storage_options(url, storage)
+    credentials = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+    return FsspecStore(_files(json.dumps([options, credentials])), read_only=True, path=object_path(url))
+
+
+@lru_cache(maxsize=16)
+def _files(key: str) -> Any:
+    """The s3fs client for (options, credentials in the environment), shared by all surveys of a store."""
     import s3fs
 
-    # An instance of its own: fsspec would otherwise hand out one made with earlier credentials.
-    files = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, **storage_options(url, storage))
-    return FsspecStore(files, read_only=True, path=object_path(url))
+    # fsspec's own cache does not look at the environment: it would hand out a client with earlier credentials.
+    return s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, **json.loads(key)[0])
+
+
+def _is_not_about_sessions(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(("Unclosed client session", "Unclosed connector"))
+
+
+# s3fs never closes the sessions of its asynchronous clients, and aiohttp complains of each when the process ends.
+logging.getLogger("asyncio").addFilter(_is_not_about_sessions)
 
 
 def _nothing_at(url: str, storage: Storage) -> SurveyError:

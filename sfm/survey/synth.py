@@ -48,8 +48,8 @@ class Recipe:
         nyquist = 500 / self.interval if self.interval > 0 else 0
         if not 0 < 2 * self.frequency < nyquist or self.interval > 65:
             raise SurveyError(
-                f"interval {self.interval:g} ms carries frequencies up to {nyquist:g} Hz; a wavelet of {self.frequency:g} Hz "
-                "needs more than twice its peak frequency: take a smaller interval or a lower frequency"
+                f"interval {self.interval:g} ms carries frequencies up to {nyquist:g} Hz; a wavelet of "
+                f"{self.frequency:g} Hz needs more than twice its peak frequency: take a smaller interval or a lower frequency"
             )
         if self.signal_to_noise <= 0 or self.dead < 0:
             raise SurveyError("signal to noise must be above 0, and dead traces 0 or more")
