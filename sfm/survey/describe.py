@@ -61,7 +61,8 @@ def codecs(survey: Survey) -> list[str]:
     """Names of what turns a chunk into bytes, outermost last, without byte order."""
     array = survey.array
     names = []
-    for codec in (*array.filters, array.serializer, *array.compressors):
+    serializer = (array.serializer,) if array.metadata.zarr_format == 3 else ()  # Zarr v2 has none
+    for codec in (*array.filters, *serializer, *array.compressors):
         data: Any = codec.to_dict() if hasattr(codec, "to_dict") else codec.get_config()
         name = str(data.get("name") or data.get("id") or type(codec).__name__)
         settings = data.get("configuration") or data

@@ -62,6 +62,11 @@ class DevStore:
             DevStoreError: rclone is not installed, ends early (its words are quoted), or does not answer in time.
         """
         self.root.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as probe:  # another server there would answer in our place
+            if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                raise DevStoreError(
+                    f"the development store cannot listen on port {self.port}: it is in use; take another"
+                )
         # No configuration of the user's own. rclone's directory cache stays on: with a life of zero it can
         # spin for ever inside a request. So buckets are made before the start, or through the protocol.
         command = [
@@ -110,7 +115,7 @@ class DevStore:
         self.stop()
 
     def _answers(self) -> bool:
-        # Only our own server refuses an unsigned request and is still alive; another one may own the port.
+        # It refuses an unsigned request: that is an answer.
         try:
             urllib.request.urlopen(self.endpoint_url, timeout=2).close()
         except urllib.error.HTTPError:

@@ -85,7 +85,11 @@ def open_group(url: str, storage: Storage | None = None) -> zarr.Group:
     store = _local_store(url) if is_local(url) else _object_store(url, storage)
     try:
         # Consolidated metadata may be stale and may describe members this zarr cannot parse; arrays are opened by name.
-        return zarr.open_group(store, mode="r", use_consolidated=False)
+        # One format after the other: asked for both at once, zarr abandons the second request when the first fails.
+        try:
+            return zarr.open_group(store, mode="r", zarr_format=3)
+        except FileNotFoundError:
+            return zarr.open_group(store, mode="r", zarr_format=2, use_consolidated=False)
     except FileNotFoundError:
         raise _nothing_at(url, storage) from None
     except (ContainsArrayError, NodeTypeValidationError, ValueError, KeyError) as error:

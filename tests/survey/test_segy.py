@@ -70,10 +70,14 @@ def test_absent(tmp_path: Path) -> None:
 
 def test_not_segy(tmp_path: Path, copy: Path) -> None:
     (tmp_path / "short").write_text("hello")
-    with pytest.raises(SurveyError, match=r"short is not SEG-Y: it has 5 bytes, fewer than its headers alone would need"):
+    with pytest.raises(
+        SurveyError, match=r"short is not SEG-Y: it has 5 bytes, fewer than its headers alone would need"
+    ):
         segy.inspect(tmp_path / "short")
     patch(copy, 3225, 77)
-    with pytest.raises(SurveyError, match=r"s.sgy is not SEG-Y that can be read: its binary header states format code 77"):
+    with pytest.raises(
+        SurveyError, match=r"s.sgy is not SEG-Y that can be read: its binary header states format code 77"
+    ):
         segy.inspect(copy)
 
 
@@ -89,7 +93,9 @@ def test_truncated(copy: Path) -> None:
 
 def test_no_sample_interval(copy: Path) -> None:
     patch(copy, 3217, 0)
-    with pytest.raises(SurveyError, match=r"the sample interval in its binary header .* is 0, while trace headers say 4; corr"):
+    with pytest.raises(
+        SurveyError, match=r"the sample interval in its binary header .* is 0, while trace headers say 4; corr"
+    ):
         segy.inspect(copy)
 
 
@@ -116,7 +122,9 @@ def test_lines_at_unusual_bytes_are_found(copy: Path) -> None:
         segy.check_lines(file, 189, 193)
     for byte in (17, 21, 25, 181, 185):
         patch_traces(copy, byte, np.zeros(320))
-    with pytest.raises(SurveyError, match=r"all inline numbers are equal; none of the usual bytes holds line numbers either"):
+    with pytest.raises(
+        SurveyError, match=r"all inline numbers are equal; none of the usual bytes holds line numbers either"
+    ):
         segy.check_lines(file, 189, 193)
 
 

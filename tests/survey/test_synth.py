@@ -83,7 +83,9 @@ def test_geology_is_told(tmp_path: Path) -> None:
 
 
 def test_impossible_recipes() -> None:
-    with pytest.raises(SurveyError, match=r"interval 10 ms carries frequencies up to 50 Hz; a wavelet of 30 Hz needs more"):
+    with pytest.raises(
+        SurveyError, match=r"interval 10 ms carries frequencies up to 50 Hz; a wavelet of 30 Hz needs more"
+    ):
         Recipe(interval=10)
     with pytest.raises(SurveyError, match=r"at least 16 positions along each axis"):
         Recipe(size=(8, 64, 64))

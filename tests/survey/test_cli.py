@@ -1,0 +1,120 @@
+"""The commands as a user types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from matplotlib.image import imread
+
+from sfm.spec import SfmError
+from sfm.survey import cli
+from sfm.survey.mdio import open_survey
+from sfm.survey.preview import preview_png
+from sfm.survey.store import SurveyError
+from tests.survey.conftest import write_v0, write_v1
+
+MASK = np.ones((20, 24), bool)
+MASK[:4, :6] = False
+
+
+def run(command: object, *arguments: str) -> str:
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)  # type: ignore[arg-type]
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    values = np.random.default_rng(0).standard_normal((20, 24, 30)).astype("f4")
+    return write_v1(tmp_path / "s.mdio", values, MASK)
+
+
+def test_info(url: str) -> None:
+    out = run(cli.survey, "info", url)
+    assert "format       MDIO v1, Zarr v3" in out
+    assert "crossline    24 positions, 100 to 146, step 2" in out
+    assert "time         30 positions, 100 to 158 ms, step 2 ms" in out
+    assert "chunks       125 of 4 x 5 x 6, zstd" in out
+    assert "live traces  456 of 480 (95.0%)" in out
+    assert "estimated    central 99.5 % within -" in out
+    assert "stored       count 4, mean 2, std 1, min 0, max 3" in out
+
+
+def test_info_as_json(url: str, tmp_path: Path) -> None:
+    found = json.loads(run(cli.survey, "info", url, "--json"))
+    assert found["shape"] == [20, 24, 30]
+    assert found["axes"][2] == {"name": "time", "unit": "ms", "size": 30, "first": 100, "last": 158, "step": 2}
+    assert found["estimated_statistics"]["std"] == pytest.approx(1, abs=0.05)
+    old = write_v0(
+        tmp_path / "old.mdio", np.random.default_rng(0).random((5, 6, 7)).astype("f4"), np.ones((5, 6), bool)
+    )
+    found = json.loads(run(cli.survey, "info", old, "--json"))
+    assert found["format"] == "MDIO v0, Zarr v2"
+    assert found["stored_statistics"] == {"mean": 0.5, "std": 2.0}
+
+
+@pytest.mark.parametrize("colours", ["grey", "seismic"])
+def test_preview(url: str, tmp_path: Path, colours: str) -> None:
+    out = tmp_path / "p.png"
+    run(cli.survey, "preview", url, "-o", str(out), "--colours", colours, "--inline", "110", "--slice", "121.2")
+    picture = imread(out)
+    assert picture.shape[0] > 500
+    assert picture.shape[1] > 1500
+    coloured = np.abs(picture[..., 0] - picture[..., 2]) > 0.5
+    assert (coloured.mean() > 0.1) == (colours == "seismic")
+
+
+def test_preview_shows_no_data_in_a_colour_of_its_own(url: str) -> None:
+    picture = imread(io.BytesIO(preview_png(open_survey(url), (None, None, None))))
+    ground = np.isclose(picture[..., :3], np.array([0xD9, 0xD4, 0xC7]) / 255, atol=0.01).all(-1)
+    assert 0.001 < ground.mean() < 0.05
+
+
+def test_preview_outside(url: str) -> None:
+    with pytest.raises(SurveyError, match=r"time 500 lies outside the survey: 100 to 158 ms"):
+        preview_png(open_survey(url), (None, None, 500))
+
+
+def test_preview_unwritable(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SfmError, match=r"cannot write .*absent/p.png: No such file or directory"):
+        run(cli.survey, "preview", url, "-o", str(tmp_path / "absent" / "p.png"))
+
+
+def test_synth(tmp_path: Path) -> None:
+    out = run(cli.synth, str(tmp_path / "s.sgy"), "--size", "20,24,64", "--salt")
+    assert "20 x 24 x 64 every 4 ms" in out
+    assert "salt" in out
+    assert (tmp_path / "s.geology.json").exists()
+    result = CliRunner().invoke(cli.synth, [str(tmp_path / "s.sgy"), "--size", "20,24"])
+    assert "'20,24' is not three positive whole numbers" in result.output
+
+
+def test_ingest_says_what_is_wrong(tmp_path: Path) -> None:
+    run(cli.synth, str(tmp_path / "s.sgy"), "--size", "16,16,64")
+    with pytest.raises(SfmError, match=r"try --inline-byte 189 --crossline-byte 193"):
+        run(cli.ingest, str(tmp_path / "s.sgy"), str(tmp_path / "s.mdio"), "--inline-byte", "205")
+
+
+def test_devstore_serves_until_interrupted(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from sfm.cli import main; main()", "devstore", str(tmp_path), "--bucket", "lab"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(5)]
+        environment = dict(line.removeprefix("export ").strip().split("=", 1) for line in lines)
+        assert set(environment) >= {"AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+        look = "import s3fs; print(s3fs.S3FileSystem().ls(''))"
+        out = subprocess.run(
+            [sys.executable, "-c", look], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+        )
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert out.stdout.strip() == "['lab']", out.stderr
