@@ -59,7 +59,9 @@ def main() -> int:
 
         port = free_port()
         base = f"http://127.0.0.1:{port}"
-        serve = subprocess.Popen([SFM, "serve", "--port", str(port), "--state-dir", str(folder / "state"), "--stop-ray-on-exit"])
+        serve = subprocess.Popen(
+            [SFM, "serve", "--port", str(port), "--state-dir", str(folder / "state"), "--stop-ray-on-exit"]
+        )
         stack.callback(stop, serve)
         with httpx.Client(base_url=base, timeout=60) as client:
             wait_until_ready(client, serve)
@@ -83,7 +85,9 @@ def main() -> int:
         if sys.stdin.isatty():
             input("The page stays up until you press Enter.")
         else:
-            print(f"The page is down now; {Path(SFM).relative_to(Path.cwd())} serve --state-dir {folder}/state shows it again.")
+            print(
+                f"The page is down now; {Path(SFM).relative_to(Path.cwd())} serve --state-dir {folder}/state shows it again."
+            )
     return 0
 
 
@@ -155,8 +159,12 @@ def report(summary: dict[str, Any], survey: str, shape: list[int], folder: Path,
     print(f"model     {summary['parameters']:,} parameters")
     print(f"loss      {summary['loss_first']:.4f} -> {summary['loss_last']:.4f} in {summary['steps']} steps")
     verdict = f"model {(1 - model / baseline):.0%} lower" if model < baseline else "the model does not beat it"
-    print(f"held out  error on masked patches: model {model:.4f}, baseline (mean of visible neighbours) {baseline:.4f}: {verdict}")
-    print(f"speed     {summary['tokens_per_s']:,.0f} tokens/s, {summary['data_wait_share']:.1%} of the time waiting for data")
+    print(
+        f"held out  error on masked patches: model {model:.4f}, baseline (mean of visible neighbours) {baseline:.4f}: {verdict}"
+    )
+    print(
+        f"speed     {summary['tokens_per_s']:,.0f} tokens/s, {summary['data_wait_share']:.1%} of the time waiting for data"
+    )
     print(f"picture   {folder / 'reconstruction.png'}")
     print(f"loss      {folder / 'loss.png'}")
     print(f"page      {page}")

@@ -59,7 +59,9 @@ def validate(job: str, as_json: bool) -> None:
     click.echo(f"tokens per sample    {spec.tokens:,} = {' x '.join(map(str, spec.grid))}")
     click.echo(f"parameters           {plan.parameters(spec):,}")
     click.echo(f"memory per device    {memory.total / 2**30:.2f} GiB estimated ({parts})")
-    click.echo(f"workers              {need.workers} = {data} data x {context} context; {spec.accumulation} micro-batches a step")
+    click.echo(
+        f"workers              {need.workers} = {data} data x {context} context; {spec.accumulation} micro-batches a step"
+    )
 
 
 def main() -> None:

@@ -298,7 +298,9 @@ class JobSpec(_Model):
 
     @model_validator(mode="after")
     def _fits_together(self) -> JobSpec:
-        for axis, size, patch in zip(("inline", "crossline", "sample"), self.window.shape, self.model.patch, strict=True):
+        for axis, size, patch in zip(
+            ("inline", "crossline", "sample"), self.window.shape, self.model.patch, strict=True
+        ):
             if size % patch:
                 below, above = size // patch * patch, -(-size // patch) * patch
                 choice = f"{below} or {above}" if below else f"{above}"
@@ -329,7 +331,9 @@ class JobSpec(_Model):
                 f"needs at least one visible and one masked token in each of its {rows} patch rows"
             )
         if self.optimiser.warmup_steps >= self.steps:
-            raise ValueError(f"optimiser.warmup_steps {self.optimiser.warmup_steps} must be fewer than steps {self.steps}")
+            raise ValueError(
+                f"optimiser.warmup_steps {self.optimiser.warmup_steps} must be fewer than steps {self.steps}"
+            )
         if self.precision == "bf16" and self.parallel.engine == "ddp":
             raise ValueError(
                 "precision bf16 needs fp32 master weights, which parallel.engine ddp does not keep; take zero1, zero2 or zero3"

@@ -3,7 +3,9 @@ from sfm.spec import parse_spec
 
 
 def memory_of(engine, workers=8, precision="bf16"):
-    spec = parse_spec({"surveys": [{"url": "unused"}], "parallel": {"workers": workers, "engine": engine}, "precision": precision})
+    spec = parse_spec(
+        {"surveys": [{"url": "unused"}], "parallel": {"workers": workers, "engine": engine}, "precision": precision}
+    )
     return plan.memory(spec), plan.parameters(spec)
 
 
@@ -18,13 +20,21 @@ def test_each_stage_shards_one_thing_more():
 
 def test_context_parallelism_shares_activations():
     def activations(context):
-        job = {"surveys": [{"url": "unused"}], "parallel": {"workers": context, "context": context}, "batch": {"size": 1}}
+        job = {
+            "surveys": [{"url": "unused"}],
+            "parallel": {"workers": context, "context": context},
+            "batch": {"size": 1},
+        }
         return plan.memory(parse_spec(job)).activations
 
     assert activations(8) < activations(4) < activations(2) < activations(1)
 
 
 def test_a_request_counts_workers_and_readers():
-    job = {"surveys": [{"url": "unused"}], "parallel": {"workers": 4}, "resources": {"device": "gpu", "cpus_per_worker": 2, "reader_cpus": 0.5}}
+    job = {
+        "surveys": [{"url": "unused"}],
+        "parallel": {"workers": 4},
+        "resources": {"device": "gpu", "cpus_per_worker": 2, "reader_cpus": 0.5},
+    }
     assert plan.request(parse_spec(job)) == plan.Request(workers=4, cpus=10.0, gpus=4)
     assert plan.request(parse_spec({**job, "feed": "direct"})) == plan.Request(workers=4, cpus=8.0, gpus=4)

@@ -10,7 +10,9 @@ from sfm.feed.order import RankOrder
 from sfm.feed.source import Columns, SampleSource
 
 
-def direct_feed(source: SampleSource, order: RankOrder, start: int, stop: int, micro: int, ahead: int = 2) -> Iterator[Columns]:
+def direct_feed(
+    source: SampleSource, order: RankOrder, start: int, stop: int, micro: int, ahead: int = 2
+) -> Iterator[Columns]:
     """Micro-batches of `micro` windows at positions `start` ... `stop` - 1 of a rank's sequence, in order.
 
     Args:
@@ -18,7 +20,8 @@ def direct_feed(source: SampleSource, order: RankOrder, start: int, stop: int, m
     """
     with ThreadPoolExecutor(max_workers=ahead, thread_name_prefix="feed") as pool:
         pending = deque(
-            pool.submit(source.training, _indices(order, at, micro)) for at in range(start, min(stop, start + ahead * micro), micro)
+            pool.submit(source.training, _indices(order, at, micro))
+            for at in range(start, min(stop, start + ahead * micro), micro)
         )
         for at in range(start, stop, micro):
             batch = pending.popleft().result()

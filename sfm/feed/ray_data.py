@@ -24,7 +24,9 @@ BLOCK_BYTES = 32 * 2**20  # Ray Data's cost is per block; smaller blocks starve 
 class _Reader:
     """Runs in an actor: turns positions of a rank's sequence, counted from `start`, into windows."""
 
-    def __init__(self, spec: dict[str, Any], statistics: Sequence[dict[str, Any]], rows: range, order: RankOrder, start: int) -> None:
+    def __init__(
+        self, spec: dict[str, Any], statistics: Sequence[dict[str, Any]], rows: range, order: RankOrder, start: int
+    ) -> None:
         self.source = SampleSource(JobSpec.model_validate(spec), statistics, rows)
         self.order, self.start = order, start
 

@@ -53,7 +53,9 @@ class SampleSource:
 
     def mask(self, index: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Visible and masked tokens of patch `rows` of sample `index`."""
-        return draw_mask(self.spec.grid, self.spec.mask.ratio, self.spec.seed, index, self.rows if rows is None else rows)
+        return draw_mask(
+            self.spec.grid, self.spec.mask.ratio, self.spec.seed, index, self.rows if rows is None else rows
+        )
 
     def training(self, indices: Sequence[int]) -> Columns:
         """The training samples with these numbers."""

@@ -125,7 +125,9 @@ class ZeroEngine(Engine):
             "bf16": {"enabled": spec.precision == "bf16"},
         }
         optimiser = adamw(model, spec.optimiser)
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimiser, config=config, dist_init_required=False)
+        self.engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimiser, config=config, dist_init_required=False
+        )
         self.model = self.engine
         if resume is not None:
             self._load(resume)
@@ -171,7 +173,7 @@ class ZeroEngine(Engine):
 
         if self.stage == 3:
             # DeepSpeed's setter of whole values fails where ranks do not divide the parameter; its local one does not.
-            size, rank = p.partition_numel(), dist.get_rank()
+            size, rank = p.partition_numel(), dist.get_rank()  # type: ignore[attr-defined]  # DeepSpeed adds it
             padded = nn.functional.pad(value.flatten(), (0, size * dist.get_world_size() - value.numel()))
             value = padded[rank * size : (rank + 1) * size]
             weight, state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state

@@ -96,13 +96,19 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
     for name, expected in manifest["files"].items():
         content = found.output.read(f"{found.name}/{name}")
         if content is None or hashlib.sha256(content).hexdigest() != expected["sha256"]:
-            raise CheckpointError(f"{where}: {name} is missing or damaged; remove this folder to continue from an older one")
+            raise CheckpointError(
+                f"{where}: {name} is missing or damaged; remove this folder to continue from an older one"
+            )
         contents[name] = content
     state = {part: safetensors.torch.load(contents[f"{part}.safetensors"]) for part in ("weights", *MOMENTS)}
     for part, tensors in state.items():
         different = sorted(
-            name for name in tensors.keys() | shapes.keys() if name not in tensors or tuple(tensors[name].shape) != shapes.get(name)
+            name
+            for name in tensors.keys() | shapes.keys()
+            if name not in tensors or tuple(tensors[name].shape) != shapes.get(name)
         )
         if different:
-            raise CheckpointError(f"{where}: {part} of {different[0]} does not fit the model; was it written with other sizes?")
+            raise CheckpointError(
+                f"{where}: {part} of {different[0]} does not fit the model; was it written with other sizes?"
+            )
     return Resume(state, json.loads(contents["state.json"])["steps"])

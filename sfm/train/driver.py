@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.fs
 import ray
 import ray.train
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from sfm import plan
@@ -77,7 +77,6 @@ def run(spec: JobSpec) -> None:
             storage_path=output.path("ray"),
             storage_filesystem=folder,
             failure_config=FailureConfig(max_failures=spec.scheduling.max_failures),
-            logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
     try:
@@ -125,4 +124,6 @@ def _sentence(error: BaseException) -> SfmError:
     for rank, failure in sorted(failures.items()):
         lines = str(failure).strip().splitlines() or [type(failure).__name__]
         return SfmError(f"rank {rank}: {lines[-1]}; the traceback stands above in the log")
-    return SfmError(f"training failed: {str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__}")
+    return SfmError(
+        f"training failed: {str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__}"
+    )

@@ -49,7 +49,9 @@ class Output:
             else:
                 self.files.pipe_file(self.path(name), content)
         except OSError as error:
-            raise OutputError(f"output {self.url}: cannot write {name}: {error}; check the URL and its permissions") from None
+            raise OutputError(
+                f"output {self.url}: cannot write {name}: {error}; check the URL and its permissions"
+            ) from None
 
     def read(self, name: str) -> bytes | None:
         """Content of object `name`, None where there is none."""
@@ -59,17 +61,23 @@ class Output:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise OutputError(f"output {self.url}: cannot read {name}: {error}; check the URL and its permissions") from None
+            raise OutputError(
+                f"output {self.url}: cannot read {name}: {error}; check the URL and its permissions"
+            ) from None
 
     def list(self, name: str) -> list[str]:
         """Names of the entries right under folder `name`, sorted; empty where there is no such folder."""
         self.files.invalidate_cache()
         try:
-            return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self.files.ls(self.path(name), detail=False))
+            return sorted(
+                entry.rstrip("/").rsplit("/", 1)[-1] for entry in self.files.ls(self.path(name), detail=False)
+            )
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise OutputError(f"output {self.url}: cannot list {name}: {error}; check the URL and its permissions") from None
+            raise OutputError(
+                f"output {self.url}: cannot list {name}: {error}; check the URL and its permissions"
+            ) from None
 
     def remove(self, name: str) -> None:
         """Remove folder `name` and all under it."""

@@ -32,7 +32,7 @@ def section_png(section: Section, survey: Survey, title: str) -> bytes:
         "reconstructed": section.rebuilt,
         "residual": residual,
     }
-    image = None
+    image: Any = None
     for axis, (name, values) in zip(axes, panels.items(), strict=True):
         image = axis.imshow(
             values.T, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest",
@@ -43,7 +43,9 @@ def section_png(section: Section, survey: Survey, title: str) -> bytes:
         axis.set_xlabel(crossline.name)
     axes[0].set_ylabel(f"{sample.name} [{sample.unit}]" if sample.unit else sample.name)
     figure.colorbar(image, ax=axes, shrink=0.8, label="amplitude [standard deviations of the survey]")
-    figure.suptitle(f"{title}, {inline.name} {inline.coordinates[section.inline]}: a window kept out of training", fontsize=12)
+    figure.suptitle(
+        f"{title}, {inline.name} {inline.coordinates[section.inline]}: a window kept out of training", fontsize=12
+    )
     return _png(figure)
 
 

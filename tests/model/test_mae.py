@@ -51,7 +51,7 @@ class Reference:
     """The textbook MAE over one window at a time, written from the paper's equations."""
 
     def __init__(self, model, spec):
-        self.w = {name: p for name, p in model.named_parameters()}
+        self.w = dict(model.named_parameters())
         self.spec = spec
 
     def linear(self, x, name):
@@ -105,14 +105,15 @@ class Reference:
         (pi, px, pt), (gi, gx, gt) = self.spec.model.patch, self.spec.grid
         places = list(itertools.product(range(gi), range(gx), range(gt)))
         patches = [
-            window[i * pi : (i + 1) * pi, x * px : (x + 1) * px, t * pt : (t + 1) * pt].reshape(-1) for i, x, t in places
+            window[i * pi : (i + 1) * pi, x * px : (x + 1) * px, t * pt : (t + 1) * pt].reshape(-1)
+            for i, x, t in places
         ]
         shown = [n for n in range(len(places)) if n in set(visible)]
         hidden = [n for n in range(len(places)) if n not in set(visible)]
         x = torch.stack([torch.where(patches[n].isnan(), 0.0, patches[n]) for n in shown])
         x = self.stack(self.linear(x, "embed"), "encoder", self.spec.model.encoder_size, [places[n] for n in shown])
         x = self.linear(x, "bridge")
-        everything = {n: row for n, row in zip(shown, x, strict=True)} | {n: self.w["mask_token"] for n in hidden}
+        everything = dict(zip(shown, x, strict=True)) | dict.fromkeys(hidden, self.w["mask_token"])
         order = range(len(places))
         x = self.stack(torch.stack([everything[n] for n in order]), "decoder", self.spec.model.decoder_size, places)
         total, count = torch.zeros((), dtype=torch.float64), 0
@@ -159,7 +160,9 @@ def test_dead_voxels_change_nothing():
     tokens = masked[:, :1]
     hole = torch.full((1, 1, math.prod(spec.model.patch)), torch.nan, dtype=torch.float64)
     holed = scatter_patches(hole, tokens, holed, spec.model.patch)
-    patch_error = model(voxels, visible, masked, predict=True)[:, 0] - gather_patches(voxels, tokens, spec.model.patch)[:, 0]
+    patch_error = (
+        model(voxels, visible, masked, predict=True)[:, 0] - gather_patches(voxels, tokens, spec.model.patch)[:, 0]
+    )
     torch.testing.assert_close(model(holed, visible, masked), everywhere - patch_error.square().sum())
 
 
@@ -177,7 +180,11 @@ def test_masks_partition_the_tokens_and_slabs_agree(grid, ratio, seed, index, de
     assert sorted([*visible, *masked]) == list(range(tokens))
     assert len(visible) == visible_tokens(tokens, ratio) == sum(visible_per_row(grid, ratio))
     assert max(visible_per_row(grid, ratio)) - min(visible_per_row(grid, ratio)) <= 1
-    parts = [draw_mask(grid, ratio, seed, index, range(r * grid[0] // degree, (r + 1) * grid[0] // degree)) for r in range(degree) if (r + 1) * grid[0] // degree > r * grid[0] // degree]
+    parts = [
+        draw_mask(grid, ratio, seed, index, range(r * grid[0] // degree, (r + 1) * grid[0] // degree))
+        for r in range(degree)
+        if (r + 1) * grid[0] // degree > r * grid[0] // degree
+    ]
     assert np.array_equal(np.concatenate([v for v, _ in parts]), visible)
     assert np.array_equal(np.concatenate([m for _, m in parts]), masked)
 
@@ -196,7 +203,9 @@ def test_gather_equals_slicing_and_scatter_is_its_inverse(shape, patch, first):
     tokens = torch.arange(math.prod(shape)).flip(0).expand(2, -1) + first * per_row
     patches = gather_patches(window, tokens, patch, first)
     for position, (i, x, t) in enumerate(reversed(list(itertools.product(*map(range, shape))))):
-        expected = window[:, i * patch[0] : (i + 1) * patch[0], x * patch[1] : (x + 1) * patch[1], t * patch[2] : (t + 1) * patch[2]]
+        expected = window[
+            :, i * patch[0] : (i + 1) * patch[0], x * patch[1] : (x + 1) * patch[1], t * patch[2] : (t + 1) * patch[2]
+        ]
         assert torch.equal(patches[:, position], expected.flatten(1))
     assert torch.equal(scatter_patches(patches, tokens - first * per_row, torch.zeros_like(window), patch), window)
 

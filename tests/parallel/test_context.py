@@ -44,7 +44,9 @@ def loss_and_gradients(spec, context):
     visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
     model = MaskedAutoencoder.from_spec(spec).double()
     attend = attends(mesh, spec.grid, spec.mask.ratio)
-    loss = model(slab, visible, masked, first_row=rows.start, attend_encoder=attend.encoder, attend_decoder=attend.decoder)
+    loss = model(
+        slab, visible, masked, first_row=rows.start, attend_encoder=attend.encoder, attend_decoder=attend.decoder
+    )
     loss.backward()
     parts = [loss.detach(), *(p.grad for p in model.parameters())]
     for part in parts:

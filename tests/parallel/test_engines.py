@@ -57,7 +57,9 @@ def take_steps(spec, resume_at):
             micro_batch(spec, [order.sample(p) for p in range(at, at + spec.micro_batch)], rows)
             for at in range(start, start + order.per_step, spec.micro_batch)
         ]
-        result = run_step(engine, micro, learning_rate(step, spec.steps, spec.optimiser), spec.model.patch, attend, rows.start)
+        result = run_step(
+            engine, micro, learning_rate(step, spec.steps, spec.optimiser), spec.model.patch, attend, rows.start
+        )
         results.append((result.loss, result.grad_norm))
     return results
 

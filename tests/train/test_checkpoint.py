@@ -24,7 +24,10 @@ def spec_of(**options):
 
 def state(seed):
     generator = torch.Generator().manual_seed(seed)
-    return {part: {n: torch.randn(s, generator=generator) for n, s in SHAPES.items()} for part in ("weights", "exp_avg", "exp_avg_sq")}
+    return {
+        part: {n: torch.randn(s, generator=generator) for n, s in SHAPES.items()}
+        for part in ("weights", "exp_avg", "exp_avg_sq")
+    }
 
 
 def test_reads_back_the_same_bits(output):
