@@ -103,10 +103,11 @@ def _convert(
     # Heavy (numba, dask, xarray), and needed by nothing else.
     from mdio import segy_to_mdio
     from mdio.builder.template_registry import get_template
-    from segy.config import SegyHeaderOverrides
     from segy.schema import HeaderField, ScalarType
     from segy.standards import get_segy_standard
     from upath import UPath
+
+    from sfm.survey.worker_settings import Overrides
 
     fields = {"inline": where.inline, "crossline": where.crossline, "cdp_x": where.x, "cdp_y": where.y}
     spec = get_segy_standard(1 if file.extended_headers else 0).customize(
@@ -116,7 +117,7 @@ def _convert(
     )
     template = get_template(f"PostStack3D{domain.capitalize()}")
     template.full_chunk_shape = chunks
-    overrides = SegyHeaderOverrides(trace_header={"coordinate_scalar": scalar}) if scalar == 1 else None
+    overrides = Overrides(trace_header={"coordinate_scalar": scalar} if scalar == 1 else {})
     target = UPath(str(local_path(url).absolute())) if is_local(url) else UPath(url, **storage_options(url, storage))
     segy_to_mdio(spec, template, file.path.absolute(), target, overwrite=True, segy_header_overrides=overrides)
 
