@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--survey", help="a SEG-Y file; default: a synthetic survey is generated")
     parser.add_argument("--inline-byte", type=int, default=189)
     parser.add_argument("--crossline-byte", type=int, default=193)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--folder", type=Path, default=Path("demo"), help="where everything is put; emptied first")
     options = parser.parse_args()
     began = time.monotonic()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from service.client import Client, ClientError
-from sfm.spec import SfmError, load_spec
+from sfm.spec import SfmError, absolute, load_spec
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -114,7 +114,6 @@ def _listen(settings: Settings) -> socket.socket:
 @AS_JSON
 def submit(job: Path, follow: bool, idempotency_key: str | None, as_json: bool) -> None:
     """Submit the job spec in file JOB; print its id. Relative paths in it are relative to this directory."""
-    from service.jobs.preflight import absolute
 
     spec = absolute(load_spec(job), Path.cwd())
     headers = {"Content-Type": "application/json"}

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from sfm.spec import SfmError
+from sfm.spec import SfmError, absolute_url
 
 
 class SettingsError(SfmError):
@@ -23,13 +23,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def absolute_url(url: str, base: Path) -> str:
-    """`url` with a relative local path made absolute against `base`; URLs with a scheme are left alone."""
-    if "://" in url:
-        return url
-    return os.path.normpath(base / Path(url).expanduser())
 
 
 class Settings(BaseSettings):
@@ -52,6 +45,10 @@ class Settings(BaseSettings):
     dashboard (`http://host:8265`). Default local."""
     ray_num_cpus: int = Field(default_factory=lambda: max(8, os.cpu_count() or 1), ge=1)
     """Logical CPUs of our own head (workers reserve them, nothing enforces them); default: at least 8."""
+    max_cpus: float = Field(0, ge=0)
+    """Logical CPUs to which the cluster grows by itself; default 0: it is as large as it is now."""
+    max_gpus: float = Field(0, ge=0)
+    """GPUs to which the cluster grows by itself; default 0."""
     output: str = ""
     """Root URL (local path or `s3://`) of job outputs; default `state_dir`/runs."""
     entrypoint: str = "python -m sfm.train --config job.yaml"

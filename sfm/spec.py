@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -339,6 +340,21 @@ class JobSpec(_Model):
                 "precision bf16 needs fp32 master weights, which parallel.engine ddp does not keep; take zero1, zero2 or zero3"
             )
         return self
+
+
+def absolute_url(url: str, base: Path) -> str:
+    """`url` with a relative local path made absolute against `base`; URLs with a scheme are left alone."""
+    return url if "://" in url else os.path.normpath(base / Path(url).expanduser())
+
+
+def absolute(spec: JobSpec, base: Path) -> JobSpec:
+    """`spec` with its relative local paths made absolute against `base`: workers run in folders of their own."""
+    surveys = tuple(s.model_copy(update={"url": absolute_url(s.url, base)}) for s in spec.surveys)
+    checkpoint = spec.checkpoint
+    if checkpoint.start_from is not None:
+        checkpoint = checkpoint.model_copy(update={"start_from": absolute_url(checkpoint.start_from, base)})
+    output = spec.output and absolute_url(spec.output, base)
+    return spec.model_copy(update={"surveys": surveys, "checkpoint": checkpoint, "output": output})
 
 
 def visible_tokens(tokens: int, ratio: float) -> int:

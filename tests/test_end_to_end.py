@@ -82,7 +82,17 @@ def ray_job_submit(environment: dict[str, str], folder: Path, spec: dict[str, An
     aws = {name: value for name, value in environment.items() if name.startswith("AWS_")}
     runtime = json.dumps({"env_vars": aws})
     train = f"{sys.executable} -m sfm.train --config job.yaml"
-    command = [BIN / "ray", "job", "submit", "--working-dir", folder, "--runtime-env-json", runtime, "--", *train.split()]
+    command = [
+        BIN / "ray",
+        "job",
+        "submit",
+        "--working-dir",
+        folder,
+        "--runtime-env-json",
+        runtime,
+        "--",
+        *train.split(),
+    ]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout + done.stderr
@@ -104,12 +114,12 @@ def reference(environment, tmp_path_factory):
     return losses(output)
 
 
-def test_post_jobs_trains_and_shows(environment, store, ray_head, reference, tmp_path, monkeypatch):
+def test_post_jobs_trains_and_shows(store, reference, tmp_path, monkeypatch):
     """Through `POST /jobs`, two context-parallel workers, ZeRO-2, Ray Data; results on S3."""
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
     serve = subprocess.Popen(
-        [BIN / "sfm", "serve", "--port", "0", "--state-dir", tmp_path / "state", "--output", "s3://results", "--stop-ray-on-exit"],
+        [BIN / "sfm", "serve", "--port=0", "--state-dir", tmp_path, "--output=s3://results", "--stop-ray-on-exit"],
         stdout=subprocess.PIPE,
         text=True,
     )

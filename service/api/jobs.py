@@ -22,7 +22,7 @@ from service.jobs.outputs import ARTIFACTS, Output
 from service.jobs.scheduler import Capacity, too_large
 from service.jobs.store import Job, KeyTaken, new_id
 from sfm import plan
-from sfm.spec import JobSpec, SfmError, dump_spec, parse_spec
+from sfm.spec import JobSpec, SfmError, absolute, dump_spec, parse_spec
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ async def submit(
     if idempotency_key and (known := await asyncio.to_thread(context.store.by_key, idempotency_key)):
         response.status_code = 200
         return _replayed(known, digest, idempotency_key)
-    spec = preflight.absolute(sent, Path.cwd())
+    spec = absolute(sent, Path.cwd())
     await _check(spec, context)
     job_id = new_id()
     if spec.output is None:

@@ -115,6 +115,8 @@ class Cluster:
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONIOENCODING": "utf-8:backslashreplace",
                 "RAY_COLOR_PREFIX": "0",
+                "SFM_MAX_CPUS": str(self._settings.max_cpus),
+                "SFM_MAX_GPUS": str(self._settings.max_gpus),
             }
             self._client().submit_job(
                 entrypoint=entrypoint,
@@ -174,7 +176,8 @@ class Cluster:
         response = await self._request("GET", "/api/v0/nodes", params={"limit": 10000, "detail": 1})
         nodes = _answer(response)["data"]["result"]["result"]
         totals = [n["resources_total"] for n in nodes if n["state"] == "ALIVE"]
-        return Capacity(sum(t.get("CPU", 0) for t in totals), sum(t.get("GPU", 0) for t in totals))
+        cpus, gpus = (sum(t.get(name, 0) for t in totals) for name in ("CPU", "GPU"))
+        return Capacity(max(cpus, self._settings.max_cpus), max(gpus, self._settings.max_gpus))
 
     def _client(self) -> JobSubmissionClient:
         if not self.address:

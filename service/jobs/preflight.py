@@ -6,9 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from pathlib import Path
 
-from service.settings import absolute_url
 from sfm.spec import JobSpec, SfmError
 
 log = logging.getLogger(__name__)
@@ -18,16 +16,6 @@ SECONDS = 60.0
 
 class PreflightError(SfmError):
     """A survey could not be opened in time."""
-
-
-def absolute(spec: JobSpec, base: Path) -> JobSpec:
-    """`spec` with its relative local paths made absolute against `base`: a job runs in a directory of its own."""
-    surveys = tuple(s.model_copy(update={"url": absolute_url(s.url, base)}) for s in spec.surveys)
-    checkpoint = spec.checkpoint
-    if checkpoint.start_from is not None:
-        checkpoint = checkpoint.model_copy(update={"start_from": absolute_url(checkpoint.start_from, base)})
-    output = spec.output and absolute_url(spec.output, base)
-    return spec.model_copy(update={"surveys": surveys, "checkpoint": checkpoint, "output": output})
 
 
 async def run(spec: JobSpec) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 import click
 
 from sfm import plan
-from sfm.spec import SfmError, load_spec
+from sfm.spec import SfmError, absolute, load_spec
 
 
 @click.command()
@@ -26,15 +27,15 @@ def main(config: str) -> None:
 
 def _run(config: str) -> None:
     spec = load_spec(config)
+    spec = absolute(spec.model_copy(update={"output": spec.output or f"runs/{spec.name}"}), Path.cwd())
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of different ranks look alike and all matter
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it makes every printed line appear twice
 
     # Ray and torch take seconds to import: a bad spec is refused before.
     import ray
 
-    from sfm.train.driver import absolute, run
+    from sfm.train.driver import run
 
-    spec = absolute(spec)
     need = plan.request(spec)
     address = os.environ.get("RAY_ADDRESS")  # set by Ray's job API, or by the user
     if address:

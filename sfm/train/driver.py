@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
@@ -27,21 +26,8 @@ class ClusterError(SfmError):
     """The cluster cannot run the job."""
 
 
-def absolute(spec: JobSpec) -> JobSpec:
-    """The spec with local paths made absolute and an output chosen: workers run in other folders."""
-    surveys = tuple(s.model_copy(update={"url": _absolute(s.url)}) for s in spec.surveys)
-    start = spec.checkpoint.start_from
-    checkpoints = spec.checkpoint.model_copy(update={"start_from": start and _absolute(start)})
-    output = _absolute(spec.output or f"runs/{spec.name}")
-    return spec.model_copy(update={"surveys": surveys, "checkpoint": checkpoints, "output": output})
-
-
-def _absolute(url: str) -> str:
-    return url if "://" in url else str(Path(url).absolute())
-
-
 def run(spec: JobSpec) -> None:
-    """Run the job to its end. The caller is connected to Ray; `spec` went through :func:`absolute`.
+    """Run the job to its end. The caller is connected to Ray; `spec` has absolute paths and an output.
 
     Raises:
         SfmError: with the sentence a user needs: what, where, what to do.
@@ -94,16 +80,14 @@ def describe(survey: Survey, statistics: dict[str, Any]) -> str:
 def check_cluster(spec: JobSpec, resources: dict[str, float]) -> None:
     """Refuse a job that the whole cluster could not hold.
 
-    A cluster that grows on demand is not asked: say so with SFM_AUTOSCALING=1.
+    How far a cluster grows by itself stands in SFM_MAX_CPUS and SFM_MAX_GPUS of the environment.
 
     Raises:
         ClusterError: naming what is missing.
     """
-    if os.environ.get("SFM_AUTOSCALING") == "1":
-        return
     need = plan.request(spec)
     for name, wanted in (("CPU", need.cpus), ("GPU", need.gpus)):
-        there = resources.get(name, 0)
+        there = max(resources.get(name, 0), float(os.environ.get(f"SFM_MAX_{name}S", 0)))
         if wanted > there:
             raise ClusterError(
                 f"parallel.workers {need.workers} need {wanted:g} {name}s in all, the whole cluster has {there:g}; "
