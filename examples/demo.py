@@ -26,6 +26,7 @@ from sfm.survey.devstore import DevStore
 
 SFM = str(Path(sys.executable).with_name("sfm"))
 PATCH = (4, 4, 16)  # small patches: a survey of a few hundred lines still holds many windows
+RAYS_OWN = ("core_worker.cc", "worker processes have been started")  # remarks on its own actors; `sfm logs` has them
 LARGEST_WINDOW = (32, 32, 128)
 
 
@@ -70,7 +71,7 @@ def main() -> int:
             print(f"\nPOST {base}/jobs -> job {job['id']}; watch it at {page}\n", flush=True)
             with client.stream("GET", f"/jobs/{job['id']}/logs", params={"follow": "true"}, timeout=None) as logs:
                 for line in logs.iter_lines():
-                    if "core_worker.cc" not in line:  # Ray's remarks on its own actors; `sfm logs` has them
+                    if not any(remark in line for remark in RAYS_OWN):
                         print(line, flush=True)
             job = client.get(f"/jobs/{job['id']}").raise_for_status().json()
             if job["state"] != "SUCCEEDED":

@@ -49,7 +49,7 @@ def train(config: dict[str, Any]) -> None:
     spec = JobSpec.model_validate(config["spec"])
     if spec.output is None:
         raise TrainingError("the driver hands every worker an output; this spec has none")
-    for chatty in ("ray.data", "ray.train.v2._internal.execution.context", "DeepSpeed"):
+    for chatty in ("", "ray.data", "DeepSpeed"):  # "" is the root, to which parts of Ray Train talk
         logging.getLogger(chatty).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed calls old names
     device = _device(spec)

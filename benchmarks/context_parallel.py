@@ -1,0 +1,106 @@
+"""Does splitting one sample over processes pay? One training step (forward, backward) of the same sample and mask:
+one single-threaded process against `--degree` single-threaded processes that share its tokens, interleaved in one run.
+
+    make bench-cp        last line: {"efficiency": t1 / (degree x t_degree), ...}, medians
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from sfm.model.mae import MaskedAutoencoder
+from sfm.model.masking import draw_mask
+from sfm.parallel.context import attends
+from sfm.parallel.mesh import build_mesh
+from sfm.parallel.slab import slab_rows
+from sfm.spec import JobSpec, parse_spec
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--degree", type=int, default=2)
+    parser.add_argument("--grid", type=int, nargs=3, default=[16, 24, 24], help="patches of the window")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    spec = parse_spec(
+        {
+            "surveys": [{"url": "unused"}],
+            "window": {"shape": [8 * n for n in options.grid]},
+            "model": {"preset": "tiny", "patch": [8, 8, 8], "positions": "rope"},
+            "parallel": {"workers": options.degree, "context": options.degree},
+            "batch": {"size": 1},
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (spec, options.rounds, folder), nprocs=options.degree)
+        with open(f"{folder}/times") as file:
+            alone, shared = json.load(file)
+    one, many = statistics.median(alone), statistics.median(shared)
+    result: dict[str, Any] = {
+        "tokens": spec.tokens,
+        "degree": options.degree,
+        "mode": "gather",
+        "seconds_one_process": round(one, 3),
+        "seconds_shared": round(many, 3),
+        "speedup": round(one / many, 2),
+        "efficiency": round(one / many / options.degree, 3),
+        "torch": torch.__version__,
+    }
+    for name, value in result.items():
+        print(f"{name:22} {value}")
+    print(json.dumps(result))
+
+
+def _rank(rank: int, spec: JobSpec, rounds: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(spec.parallel.workers))
+    store = dist.FileStore(f"{folder}/store", spec.parallel.workers)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=spec.parallel.workers)
+    whole, mesh = build_mesh(1), build_mesh(spec.parallel.context)
+    model = MaskedAutoencoder.from_spec(spec)
+    generator = torch.Generator().manual_seed(0)
+    window = torch.randn(1, *spec.window.shape, generator=generator)
+    alone, shared = [], []
+    for number in range(rounds + 1):
+        seconds = _step(model, spec, window, whole) if rank == 0 else 0.0  # the others wait at the barrier, not spinning
+        dist.barrier()
+        began = time.perf_counter()
+        _step(model, spec, window, mesh)
+        dist.barrier()
+        if number:  # the first round warms up
+            alone.append(seconds)
+            shared.append(time.perf_counter() - began)
+    if rank == 0:
+        with open(f"{folder}/times", "w") as file:
+            json.dump([alone, shared], file)
+    dist.destroy_process_group()
+
+
+def _step(model: MaskedAutoencoder, spec: JobSpec, window: torch.Tensor, mesh: Any) -> float:
+    """Seconds of one forward and backward pass over this rank's slab."""
+    rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
+    thickness = spec.model.patch[0]
+    slab = window[:, rows.start * thickness : rows.stop * thickness]
+    visible, masked = (torch.from_numpy(t)[None] for t in draw_mask(spec.grid, spec.mask.ratio, 0, 0, rows))
+    attend = attends(mesh, spec.grid, spec.mask.ratio)
+    began = time.perf_counter()
+    loss = model(
+        slab, visible, masked, first_row=rows.start, attend_encoder=attend.encoder, attend_decoder=attend.decoder
+    )
+    loss.backward()
+    model.zero_grad()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
