@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Index = tuple[int, int, int]
 Region = tuple[slice, slice, slice]
 
+DEAD_SAMPLES = 16  # zeros in a row that a live trace does not hold
+
 
 def chunk_region(survey: Survey, index: Index) -> Region:
     """The part of the survey that chunk `index` covers."""
@@ -32,6 +34,9 @@ def chunk_region(survey: Survey, index: Index) -> Region:
 def read_chunk(survey: Survey, index: Index) -> np.ndarray:
     """Amplitudes of one chunk as float32 (whatever they are stored as), cut at the edge of the survey.
 
+    A trace that is exactly zero all through the chunk has no data there (a dead or muted trace that SEG-Y
+    carries along) and becomes NaN, provided the chunk is deep enough for that to be no accident.
+
     Raises:
         SurveyError: it cannot be fetched or decoded.
     """
@@ -43,7 +48,10 @@ def read_chunk(survey: Survey, index: Index) -> np.ndarray:
             "ingest the survey again if the chunk is damaged"
         ) from error
     with np.errstate(over="ignore"):  # beyond float32 becomes infinite, thus no data
-        return np.array(stored, np.float32, order="C", copy=None)
+        values = np.array(stored, np.float32, order="C", copy=None)
+    if values.shape[2] >= DEAD_SAMPLES:
+        values[~values.any(axis=2)] = np.nan
+    return values
 
 
 def normalise(values: np.ndarray, live: np.ndarray, statistics: Statistics) -> np.ndarray:

@@ -131,3 +131,16 @@ def test_real_surveys(unpacked: Callable[[str], Path], name: str) -> None:
     origin = (3, 5, 2)
     shape = (70, 60, 20)
     np.testing.assert_array_equal(reader.read(origin, shape), expected(survey, statistics, origin, shape))
+
+
+def test_a_trace_of_zeros_has_no_data(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(6, 7, 40)).astype(np.float32)
+    values[2, 3] = 0  # dead from top to bottom
+    values[4, 5, :20] = 0  # muted above sample 20
+    values[1, 1, 5] = 0  # a zero crossing
+    survey = open_survey(write_v1(tmp_path / "zeros.mdio", values, np.ones((6, 7), bool), (4, 4, 20)))
+    found = WindowReader(survey, Statistics(-9, 9, 0, 1, 1)).read((0, 0, 0), values.shape)
+    expected = values.copy()
+    expected[2, 3] = np.nan
+    expected[4, 5, :20] = np.nan
+    np.testing.assert_array_equal(found, expected)
