@@ -72,8 +72,8 @@ def _rank(rank: int, spec: JobSpec, rounds: int, folder: str) -> None:
     window = torch.randn(1, *spec.window.shape, generator=generator)
     alone, shared = [], []
     for number in range(rounds + 1):
-        seconds = _step(model, spec, window, whole) if rank == 0 else 0.0  # the others wait at the barrier, not spinning
-        dist.barrier()
+        seconds = _step(model, spec, window, whole) if rank == 0 else 0.0
+        dist.barrier()  # where the others wait, asleep
         began = time.perf_counter()
         _step(model, spec, window, mesh)
         dist.barrier()

@@ -53,7 +53,7 @@ def train(config: dict[str, Any]) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed calls old names
     device = _device(spec)
-    mesh = build_mesh(spec.parallel.context)
+    mesh = build_mesh(spec.parallel.context, spec.parallel.ulysses)
     output = Output(spec.output, spec.storage)
     rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
     model = MaskedAutoencoder.from_spec(spec)
@@ -65,7 +65,7 @@ def train(config: dict[str, Any]) -> None:
         print(f"continuing after step {first} from {found.output.url}/{found.name}", flush=True)
     engine = build_engine(model.to(device), spec, resume)
     del resume
-    attend = attends(mesh, spec.grid, spec.mask.ratio)
+    attend = attends(mesh, spec.grid, spec.mask.ratio, spec.parallel.context_mode)
     source = SampleSource(spec, config["statistics"], rows)
     batches = _feed(spec, source, mesh, config["statistics"], first)
     log = MetricLog(output) if mesh.rank == 0 else None
