@@ -123,6 +123,9 @@ class Model(_Model):
     """Positions: added factorised 3D sine-cosine, or rotary (RoPE-3D) on queries and keys; default sincos."""
     normalise_patches: bool = False
     """Whether the target of each patch is scaled to zero mean and unit variance; default false."""
+    checkpoint_activations: bool = False
+    """Whether each block keeps its input alone and is computed again in the backward pass: a third more
+    compute for a fraction of the memory, the same gradients; default false."""
 
     @model_validator(mode="after")
     def _preset_exists(self) -> Model:
@@ -146,7 +149,9 @@ class Mask(_Model):
     """Share of patches that are masked (no unit); default 0.75."""
 
 
-Engine = Literal["ddp", "zero1", "zero2", "zero3"]
+Engine = Literal["ddp", "zero1", "zero2", "zero3", "fsdp2"]
+
+ContextMode = Literal["gather", "ring", "ulysses", "hybrid"]
 
 
 class Parallel(_Model):
@@ -156,16 +161,31 @@ class Parallel(_Model):
     """Training processes, one device each; default 1."""
     context: Positive = 1
     """Context-parallel degree: how many workers share one sample's tokens; default 1."""
-    context_mode: Literal["gather"] = "gather"
-    """How attention crosses workers: `gather` collects keys and values; default gather."""
+    context_mode: ContextMode = "gather"
+    """How attention crosses workers: gather (keys and values of all), ring (they travel), ulysses (heads are
+    traded for tokens), hybrid (ulysses among neighbours, rings between); default gather."""
+    ulysses: Positive = 1
+    """Neighbours that trade heads in hybrid mode; must divide `context`; default 1."""
     engine: Engine = "zero2"
-    """Who keeps gradients and optimiser state: ddp (everyone everything), or DeepSpeed ZeRO stage 1, 2, 3; default zero2."""
+    """Who keeps weights, gradients and optimiser state: ddp (everyone everything), zero1, zero2, zero3 (DeepSpeed
+    ZeRO by stage), or fsdp2 (PyTorch's, which shards what zero3 shards); default zero2."""
 
     @model_validator(mode="after")
     def _context_divides_workers(self) -> Parallel:
         if self.workers % self.context:
             raise ValueError(f"context {self.context} must divide workers {self.workers}")
+        if self.context_mode != "hybrid" and self.ulysses > 1:
+            raise ValueError(f"ulysses {self.ulysses} is for context_mode hybrid, not {self.context_mode}")
+        if self.context_mode == "hybrid" and (self.context % self.ulysses or not 1 < self.ulysses < self.context):
+            between = [n for n in range(2, self.context) if self.context % n == 0]
+            advice = f"take one of {between}" if between else "take context_mode ring or ulysses"
+            raise ValueError(f"ulysses {self.ulysses} must split context {self.context} into groups; {advice}")
         return self
+
+    @property
+    def head_degree(self) -> int:
+        """Ranks among which attention heads are dealt out."""
+        return {"ulysses": self.context, "hybrid": self.ulysses}.get(self.context_mode, 1)
 
     @property
     def data(self) -> int:
@@ -325,6 +345,13 @@ class JobSpec(_Model):
                 f"parallel.context {self.parallel.context} exceeds the {rows} patch rows that window.shape "
                 f"{self.window.shape[0]} holds along inline; the largest degree here is {rows}"
             )
+        heads = math.gcd(self.model.encoder_size.heads, self.model.decoder_size.heads)
+        if heads % self.parallel.head_degree:
+            raise ValueError(
+                f"parallel.context_mode {self.parallel.context_mode} deals heads out to {self.parallel.head_degree} "
+                f"ranks, which must divide the heads of both stacks (model.encoder {self.model.encoder_size.heads}, "
+                f"model.decoder {self.model.decoder_size.heads}): take a degree that divides {heads}, or ring or gather"
+            )
         visible = visible_tokens(self.tokens, self.mask.ratio)
         if not rows <= visible <= self.tokens - rows:
             raise ValueError(
@@ -334,10 +361,6 @@ class JobSpec(_Model):
         if self.optimiser.warmup_steps >= self.steps:
             raise ValueError(
                 f"optimiser.warmup_steps {self.optimiser.warmup_steps} must be fewer than steps {self.steps}"
-            )
-        if self.precision == "bf16" and self.parallel.engine == "ddp":
-            raise ValueError(
-                "precision bf16 needs fp32 master weights, which parallel.engine ddp does not keep; take zero1, zero2 or zero3"
             )
         return self
 

@@ -45,8 +45,16 @@ def test_defaults_are_a_valid_job():
         ({"mask": {"ratio": 0.999}}, ["mask.ratio 0.999", "window.shape"]),
         ({"mask": {"ratio": 1.5}}, ["mask.ratio", "not 1.5"]),
         ({"steps": 10, "optimiser": {"warmup_steps": 10}}, ["optimiser.warmup_steps 10", "steps 10"]),
-        ({"precision": "bf16", "parallel": {"engine": "ddp"}}, ["precision bf16", "parallel.engine ddp", "zero2"]),
         ({"optimiser": {"lr": 1e-4, "min_lr": 1e-3}}, ["min_lr", "lr"]),
+        (
+            {"parallel": {"workers": 2, "context": 2, "context_mode": "ulysses"}, "model": {"preset": "tiny"}},
+            ["parallel.context_mode ulysses", "2 ranks", "model.encoder 3", "take a degree that divides 3"],
+        ),
+        (
+            {"parallel": {"workers": 4, "context": 4, "context_mode": "hybrid", "ulysses": 3}},
+            ["ulysses 3", "context 4", "[2]"],
+        ),
+        ({"parallel": {"workers": 2, "context": 2, "ulysses": 2}}, ["ulysses 2", "context_mode hybrid"]),
         ({"optimiser": {"lr": float("nan")}}, ["optimiser.lr"]),
         ({"surveys": []}, ["surveys"]),
         ({"name": "../x"}, ["name"]),
