@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sfm.model.positions import rotate
 from sfm.spec import Transformer
@@ -56,15 +58,24 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """`depth` blocks and a final norm."""
+    """`depth` blocks and a final norm.
 
-    def __init__(self, size: Transformer) -> None:
+    Args:
+        recompute: keep only the input of each block and compute the block again in the backward pass
+            (Chen et al. 2016); whatever `attend` exchanges is exchanged again, in the same order on every device.
+    """
+
+    def __init__(self, size: Transformer, recompute: bool = False) -> None:
         super().__init__()
+        self.recompute = recompute
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
         self.norm = nn.LayerNorm(size.width)
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """[B, N, C] -> [B, N, C]."""
         for block in self.blocks:
-            x = block(x, rotation, attend)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, rotation, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, rotation, attend)
         return self.norm(x)

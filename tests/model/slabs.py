@@ -1,0 +1,56 @@
+"""One batch on one device or cut into slabs over context-parallel ranks: same loss, same gradients."""
+
+import numpy as np
+import torch
+
+from sfm.model.mae import MaskedAutoencoder
+from sfm.model.masking import draw_mask
+from sfm.parallel.context import attends
+from sfm.parallel.mesh import build_mesh
+from sfm.parallel.slab import slab_rows
+from sfm.spec import parse_spec
+
+
+def spec_of(rows, **model):
+    """A small job over `rows` patch rows, with these fields of the model."""
+    sizes = {
+        "encoder": {"width": 36, "depth": 2, "heads": 3, "mlp": 50},
+        "decoder": {"width": 24, "depth": 2, "heads": 2, "mlp": 30},
+    }
+    return parse_spec(
+        {
+            "surveys": [{"url": "unused"}],
+            "window": {"shape": [2 * rows, 9, 10]},
+            "model": {"preset": "tiny", "patch": [2, 3, 2], **sizes, **model},
+            "mask": {"ratio": 0.55},
+        }
+    )
+
+
+def loss_and_gradients(spec, slab_of=None):
+    """Loss and parameter gradients of one batch, in fp64, summed over the slabs; without a mesh, of whole windows."""
+    rows, attention = range(spec.grid[0]), {}
+    if slab_of is not None:
+        rows = slab_rows(spec.grid[0], slab_of.context, slab_of.context_rank)
+        attend = attends(slab_of, spec.grid, spec.mask.ratio)
+        attention = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder}
+    voxels = np.random.default_rng(3).normal(size=(2, *spec.window.shape))
+    voxels[:, 2, 4, :] = np.nan
+    thickness = spec.model.patch[0]
+    slab = torch.from_numpy(voxels[:, rows.start * thickness : rows.stop * thickness])
+    masks = [draw_mask(spec.grid, spec.mask.ratio, 0, index, rows) for index in range(2)]
+    visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
+    model = MaskedAutoencoder.from_spec(spec).double()
+    loss = model(slab, visible, masked, first_row=rows.start, **attention)
+    loss.backward()
+    parts = [loss.detach(), *(p.grad for p in model.parameters())]
+    if slab_of is not None:
+        for part in parts:
+            torch.distributed.all_reduce(part)
+    return parts
+
+
+def over_slabs(specs):
+    """Run by every rank: `loss_and_gradients` of each spec, its windows cut over all ranks."""
+    mesh = build_mesh(torch.distributed.get_world_size())
+    return [loss_and_gradients(spec, mesh) for spec in specs]
