@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from sfm.spec import JobSpec, Transformer, visible_tokens
 
 
-def block_parameters(size: Transformer) -> int:
-    """Parameters of one pre-norm Transformer block: two norms, attention, feed-forward, all with bias."""
+def block_parameters(size: Transformer, qk_norm: bool = False) -> int:
+    """Parameters of one pre-norm Transformer block: two norms, attention, feed-forward, all with bias.
+
+    Attention has as many whether it looks at its own tokens or at others; `qk_norm` adds a gain per channel of a
+    head for queries and one for keys.
+    """
     w, m = size.width, size.mlp
-    return 4 * w + (4 * w * w + 4 * w) + (2 * w * m + m + w)
+    return 4 * w + (4 * w * w + 4 * w) + (2 * w * m + m + w) + (2 * w // size.heads if qk_norm else 0)
 
 
 def parameters(spec: JobSpec) -> int:
@@ -19,9 +23,9 @@ def parameters(spec: JobSpec) -> int:
     enc, dec = spec.model.encoder_size, spec.model.decoder_size
     patch = math.prod(spec.model.patch)
     embed = patch * enc.width + enc.width
-    encoder = enc.depth * block_parameters(enc) + 2 * enc.width
+    encoder = enc.depth * block_parameters(enc, spec.model.qk_norm) + 2 * enc.width
     bridge = enc.width * dec.width + dec.width + dec.width  # projection, mask token
-    decoder = dec.depth * block_parameters(dec) + 2 * dec.width
+    decoder = dec.depth * block_parameters(dec, spec.model.qk_norm) + 2 * dec.width
     head = dec.width * patch + patch
     return embed + encoder + bridge + decoder + head
 

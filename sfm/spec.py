@@ -121,6 +121,9 @@ class Model(_Model):
     """Explicit decoder size; default: the preset's."""
     positions: Literal["sincos", "rope"] = "sincos"
     """Positions: added factorised 3D sine-cosine, or rotary (RoPE-3D) on queries and keys; default sincos."""
+    qk_norm: bool = False
+    """Whether queries and keys of each head are scaled to unit root mean square, times a learnt gain, before they are
+    rotated and compared: attention logits stay bounded at high learning rates; default false."""
     normalise_patches: bool = False
     """Whether the target of each patch is scaled to zero mean and unit variance; default false."""
     checkpoint_activations: bool = False

@@ -24,29 +24,41 @@ def attend_local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention."""
+    """Multi-head self-attention.
 
-    def __init__(self, size: Transformer) -> None:
+    Args:
+        qk_norm: normalise queries and keys of each head, before rotation, by their root mean square: without it
+            logits grow until training diverges in large models (Dehghani et al. 2023, ViT-22B; its norm has
+            neither centring nor bias, that is RMSNorm, Zhang & Sennrich 2019).
+    """
+
+    def __init__(self, size: Transformer, qk_norm: bool = False) -> None:
         super().__init__()
         self.heads = size.heads
         self.qkv = nn.Linear(size.width, 3 * size.width)
         self.out = nn.Linear(size.width, size.width)
+        self.q_norm, self.k_norm = (_head_norm(size) if qk_norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """[B, N, C] -> [B, N, C]."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [B, H, N, D]
+        q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
 
+def _head_norm(size: Transformer) -> nn.Module:
+    return nn.RMSNorm(size.width // size.heads, eps=1e-6)
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
-    def __init__(self, size: Transformer) -> None:
+    def __init__(self, size: Transformer, qk_norm: bool = False) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(size.width)
-        self.attention = Attention(size)
+        self.attention = Attention(size, qk_norm)
         self.norm2 = nn.LayerNorm(size.width)
         self.up = nn.Linear(size.width, size.mlp)
         self.down = nn.Linear(size.mlp, size.width)
@@ -61,14 +73,15 @@ class Stack(nn.Module):
     """`depth` blocks and a final norm.
 
     Args:
+        qk_norm: as in :class:`Attention`.
         recompute: keep only the input of each block and compute the block again in the backward pass
             (Chen et al. 2016); whatever `attend` exchanges is exchanged again, in the same order on every device.
     """
 
-    def __init__(self, size: Transformer, recompute: bool = False) -> None:
+    def __init__(self, size: Transformer, qk_norm: bool = False, recompute: bool = False) -> None:
         super().__init__()
         self.recompute = recompute
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth))
+        self.blocks = nn.ModuleList(Block(size, qk_norm) for _ in range(size.depth))
         self.norm = nn.LayerNorm(size.width)
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:

@@ -70,10 +70,10 @@ class MaskedAutoencoder(nn.Module):
         enc, dec = model.encoder_size, model.decoder_size
         volume = patch_volume(model.patch)
         self.embed = nn.Linear(volume, enc.width)
-        self.encoder = Stack(enc, model.checkpoint_activations)
+        self.encoder = Stack(enc, model.qk_norm, model.checkpoint_activations)
         self.bridge = nn.Linear(enc.width, dec.width)
         self.mask_token = nn.Parameter(torch.empty(dec.width))
-        self.decoder = Stack(dec, model.checkpoint_activations)
+        self.decoder = Stack(dec, model.qk_norm, model.checkpoint_activations)
         self.head = nn.Linear(dec.width, volume)
         self._head_widths = enc.width // enc.heads, dec.width // dec.heads
 

@@ -17,7 +17,7 @@ from sfm.model.patches import gather_patches, scatter_patches
 from sfm.spec import PRESETS, parse_spec, visible_tokens
 
 
-def make_spec(window=(8, 12, 8), patch=(4, 3, 2), positions="sincos", normalise=False, ratio=0.6):
+def make_spec(window=(8, 12, 8), patch=(4, 3, 2), positions="sincos", normalise=False, ratio=0.6, **model):
     return parse_spec(
         {
             "surveys": [{"url": "unused"}],
@@ -29,6 +29,7 @@ def make_spec(window=(8, 12, 8), patch=(4, 3, 2), positions="sincos", normalise=
                 "decoder": {"width": 28, "depth": 1, "heads": 2, "mlp": 36},
                 "positions": positions,
                 "normalise_patches": normalise,
+                **model,
             },
             "mask": {"ratio": ratio},
         }
@@ -61,6 +62,9 @@ class Reference:
         mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
         return (x - mean) / (variance + 1e-5).sqrt() * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]
 
+    def unit(self, x, name):
+        return x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt() * self.w[f"{name}.weight"]
+
     def code(self, place, width):
         out = []
         for coordinate in place:
@@ -84,6 +88,9 @@ class Reference:
         for head in range(heads):
             part = slice(head * width, (head + 1) * width)
             qh, kh = q[:, part], k[:, part]
+            if self.spec.model.qk_norm:
+                qh = self.unit(qh, f"{name}.attention.q_norm")
+                kh = self.unit(kh, f"{name}.attention.k_norm")
             if self.spec.model.positions == "rope":
                 qh = torch.stack([self.rotate(row, place) for row, place in zip(qh, places, strict=True)])
                 kh = torch.stack([self.rotate(row, place) for row, place in zip(kh, places, strict=True)])
@@ -129,11 +136,25 @@ class Reference:
         return total, count
 
 
-@pytest.mark.parametrize("positions", ["sincos", "rope"])
-@pytest.mark.parametrize("normalise", [False, True])
-def test_loss_and_every_gradient_equal_the_reference(positions, normalise):
-    spec = make_spec(positions=positions, normalise=normalise)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "sincos"},
+        {"positions": "sincos", "normalise": True},
+        {"positions": "rope"},
+        {"positions": "rope", "normalise": True},
+        {"positions": "sincos", "qk_norm": True},
+        {"positions": "rope", "qk_norm": True},
+    ],
+    ids=str,
+)
+def test_loss_and_every_gradient_equal_the_reference(options):
+    spec = make_spec(**options)
     model = MaskedAutoencoder.from_spec(spec).double()
+    with torch.no_grad():  # gains and biases that are not one and zero, or a forgotten one would not show
+        for p in model.parameters():
+            if p.ndim == 1:
+                p += 0.1 * torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(p.numel()))
     voxels, visible, masked = windows(spec, 2)
     loss = model(voxels, visible, masked)
     loss.backward()
@@ -229,9 +250,10 @@ def test_neighbour_mean_equals_a_loop():
         torch.testing.assert_close(found[0, row], expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True}], ids=str)
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "1.8b"])
-def test_presets_have_the_parameters_of_the_formula(preset):
-    spec = parse_spec({"surveys": [{"url": "unused"}], "model": {"preset": preset}})
+def test_presets_have_the_parameters_of_the_formula(preset, options):
+    spec = parse_spec({"surveys": [{"url": "unused"}], "model": {"preset": preset, **options}})
     with torch.device("meta"):
         model = MaskedAutoencoder(spec.model, spec.grid)
     assert sum(p.numel() for p in model.parameters()) == plan.parameters(spec)
