@@ -49,15 +49,18 @@ def memory(spec: JobSpec) -> Memory:
 
     Weights and gradients are held in the precision of the pass, master weights (bf16 only) and AdamW's
     two moments in fp32; ZeRO stage 1 shards the optimiser state over all workers, stage 2 the gradients
-    too, stage 3 the weights too (Rajbhandari et al. 2020). Activations count what autograd saves per
+    too, stage 3 the weights too (Rajbhandari et al. 2020), and so does fsdp2. Engines ddp and fsdp2 sum
+    gradients in fp32; fsdp2 keeps them whole while it accumulates. Activations count what autograd saves per
     block: 12 values per channel and token plus 2 per feed-forward channel, and keys and values
     of all the sample's tokens, which a context-parallel rank gathers.
     """
     n, workers = parameters(spec), spec.parallel.workers
     width = 2 if spec.precision == "bf16" else 4
-    stage = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}[spec.parallel.engine]
+    engine = spec.parallel.engine
+    stage = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}[engine]
     weights = n * width // (workers if stage >= 3 else 1)
-    gradients = n * width // (workers if stage >= 2 else 1)
+    shards_gradients = stage >= 2 and not (engine == "fsdp2" and spec.accumulation > 1)
+    gradients = n * (4 if engine in ("ddp", "fsdp2") else width) // (workers if shards_gradients else 1)
     optimiser = n * (8 + (4 if spec.precision == "bf16" else 0)) // (workers if stage >= 1 else 1)
 
     tokens = spec.tokens
