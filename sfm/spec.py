@@ -124,6 +124,12 @@ class Model(_Model):
     qk_norm: bool = False
     """Whether queries and keys of each head are scaled to unit root mean square, times a learnt gain, before they are
     rotated and compared: attention logits stay bounded at high learning rates; default false."""
+    decoder_attention: Literal["self", "cross"] = "self"
+    """What the decoder's blocks attend to: self (visible and masked tokens among each other; He et al. 2022), or
+    cross (masked tokens ask the encoder's output, not each other; Fu et al. 2024, CrossMAE); default self."""
+    decode_share: float = Field(1.0, gt=0, le=1)
+    """Share of the masked patches that a training step predicts (no unit), drawn at random with the mask and rounded
+    in each patch row, at least one; below 1 only with decoder_attention cross; default 1."""
     normalise_patches: bool = False
     """Whether the target of each patch is scaled to zero mean and unit variance; default false."""
     checkpoint_activations: bool = False
@@ -134,6 +140,15 @@ class Model(_Model):
     def _preset_exists(self) -> Model:
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset '{self.preset}'{_nearest(self.preset, PRESETS)}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_cross_attention_leaves_tokens_out(self) -> Model:
+        if self.decode_share < 1 and self.decoder_attention != "cross":
+            raise ValueError(
+                f"decode_share {self.decode_share} leaves masked tokens out, which decoder_attention "
+                f"{self.decoder_attention} cannot: take decoder_attention cross or decode_share 1"
+            )
         return self
 
     @property
@@ -354,6 +369,11 @@ class JobSpec(_Model):
                 f"parallel.context_mode {self.parallel.context_mode} deals heads out to {self.parallel.head_degree} "
                 f"ranks, which must divide the heads of both stacks (model.encoder {self.model.encoder_size.heads}, "
                 f"model.decoder {self.model.decoder_size.heads}): take a degree that divides {heads}, or ring or gather"
+            )
+        if self.model.decoder_attention == "cross" and self.parallel.head_degree > 1:
+            raise ValueError(
+                f"parallel.context_mode {self.parallel.context_mode} trades tokens for heads, which "
+                f"model.decoder_attention cross cannot, its queries being other tokens than its keys: take ring or gather"
             )
         visible = visible_tokens(self.tokens, self.mask.ratio)
         if not rows <= visible <= self.tokens - rows:

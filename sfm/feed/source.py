@@ -51,15 +51,14 @@ class SampleSource:
         origin = (sample.origin[0] + rows.start * thickness, *sample.origin[1:])
         return self.readers[sample.survey].read(origin, (len(rows) * thickness, crosslines, samples))
 
-    def mask(self, index: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Visible and masked tokens of patch `rows` of sample `index`."""
-        return draw_mask(
-            self.spec.grid, self.spec.mask.ratio, self.spec.seed, index, self.rows if rows is None else rows
-        )
+    def mask(self, index: int, rows: range | None = None, share: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """Visible tokens of patch `rows` of sample `index`, and this share of the masked ones."""
+        rows = self.rows if rows is None else rows
+        return draw_mask(self.spec.grid, self.spec.mask.ratio, self.spec.seed, index, rows, share)
 
     def training(self, indices: Sequence[int]) -> Columns:
-        """The training samples with these numbers."""
-        masks = [self.mask(index) for index in indices]
+        """The training samples with these numbers; "masked" are the tokens to predict."""
+        masks = [self.mask(index, share=self.spec.model.decode_share) for index in indices]
         return {
             "voxels": np.stack([self.voxels(self.sampler.train(index)) for index in indices]),
             "visible": np.stack([visible for visible, _ in masks]),

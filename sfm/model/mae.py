@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sfm.model.blocks import Attend, Stack, attend_local
+from sfm.model.blocks import Attend, Memory, Rotation, Stack, attend_local
 from sfm.model.patches import Grid, gather_patches, patch_volume
 from sfm.model.positions import rotary, sincos
 from sfm.spec import JobSpec, Model
@@ -56,7 +56,10 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 class MaskedAutoencoder(nn.Module):
-    """Encoder over visible tokens; decoder over visible and mask tokens; a linear head that predicts voxels.
+    """Encoder over visible tokens; decoder that rebuilds the masked ones; a linear head that predicts voxels.
+
+    The decoder's blocks attend among visible and masked tokens, or (`decoder_attention: cross`) masked tokens attend
+    to the encoder's output alone: nothing then depends on which other masked tokens are predicted, nor on how many.
 
     Args:
         model: sizes, patch and positions.
@@ -69,11 +72,13 @@ class MaskedAutoencoder(nn.Module):
         self.positions, self.normalise = model.positions, model.normalise_patches
         enc, dec = model.encoder_size, model.decoder_size
         volume = patch_volume(model.patch)
+        self.cross = model.decoder_attention == "cross"
+        recompute = model.checkpoint_activations
         self.embed = nn.Linear(volume, enc.width)
-        self.encoder = Stack(enc, model.qk_norm, model.checkpoint_activations)
+        self.encoder = Stack(enc, qk_norm=model.qk_norm, recompute=recompute)
         self.bridge = nn.Linear(enc.width, dec.width)
         self.mask_token = nn.Parameter(torch.empty(dec.width))
-        self.decoder = Stack(dec, model.qk_norm, model.checkpoint_activations)
+        self.decoder = Stack(dec, qk_norm=model.qk_norm, cross=self.cross, recompute=recompute)
         self.head = nn.Linear(dec.width, volume)
         self._head_widths = enc.width // enc.heads, dec.width // dec.heads
 
@@ -109,8 +114,9 @@ class MaskedAutoencoder(nn.Module):
         Args:
             voxels: [B, I, X, T] normalised amplitudes, NaN without data: the slab from patch row `first_row` on.
             visible: [B, V] int64 visible tokens of the slab (numbered over the whole window).
-            masked: [B, M] int64 the others.
-            attend_encoder, attend_decoder: attention over all devices that share the window.
+            masked: [B, M] int64 the others; with a cross-attention decoder any of them.
+            attend_encoder, attend_decoder: attention over all devices that share the window. A cross-attention
+                decoder uses the encoder's: its keys are the visible tokens.
 
         Returns:
             [B, M, P]; in the target's units, or per-patch normalised ones.
@@ -122,6 +128,10 @@ class MaskedAutoencoder(nn.Module):
         x = self.bridge(self.encoder(x, rotation, attend_encoder))  # [B, V, C']
 
         hidden = self.mask_token.to(dtype).expand(*masked.shape, -1)  # [B, M, C']
+        if self.cross:
+            memory = Memory(*self._place(x, visible, 1))
+            x, rotation = self._place(hidden, masked, 1)
+            return self.head(self.decoder(x, rotation, attend_encoder, memory))  # [B, M, P]
         x = torch.cat([x, hidden], dim=1)  # attention has no order: visible first, then masked
         x, rotation = self._place(x, torch.cat([visible, masked], dim=1), 1)
         x = self.decoder(x, rotation, attend_decoder)
@@ -160,7 +170,7 @@ class MaskedAutoencoder(nn.Module):
         target, _ = self.target(voxels, masked, first_row)
         return squared_error(prediction, target)
 
-    def _place(self, x: Tensor, tokens: Tensor, stack: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def _place(self, x: Tensor, tokens: Tensor, stack: int) -> tuple[Tensor, Rotation]:
         """Tell tokens where they are: add codes, or return the rotation for queries and keys."""
         if self.positions == "rope":
             return x, rotary(tokens, self.grid, self._head_widths[stack], x.dtype)

@@ -23,12 +23,17 @@ def visible_per_row(grid: tuple[int, int, int], ratio: float) -> list[int]:
 
 
 def draw_mask(
-    grid: tuple[int, int, int], ratio: float, seed: int, index: int, rows: range | None = None
+    grid: tuple[int, int, int], ratio: float, seed: int, index: int, rows: range | None = None, share: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw the mask of sample `index`, or the part of it in patch `rows`.
 
+    Args:
+        share: of the masked tokens of each row, how many to return: rounded to nearest, at least one. Rows keep
+            within one token of each other, so ranks keep equal work; who is visible does not depend on it.
+
     Returns:
-        (visible, masked): ascending int64 token numbers in the whole window; together every token of `rows`.
+        (visible, masked): ascending int64 token numbers in the whole window; with all of the `share`, together
+        every token of `rows`.
     """
     per_row = grid[1] * grid[2]
     counts = visible_per_row(grid, ratio)
@@ -38,5 +43,6 @@ def draw_mask(
         bits = np.random.Philox(key=key, counter=[0, 0, row, _DOMAIN])
         order = np.random.Generator(bits).permutation(per_row) + row * per_row
         visible.append(np.sort(order[: counts[row]]))
-        masked.append(np.sort(order[counts[row] :]))
+        hidden = order[counts[row] :]
+        masked.append(np.sort(hidden[: max(1, int(share * len(hidden) + 0.5))]))
     return np.concatenate(visible), np.concatenate(masked)

@@ -79,6 +79,17 @@ def test_slabs_of_a_sample_make_up_the_window(survey):
         assert np.array_equal(one[name], np.concatenate([part[name] for part in two], axis), equal_nan=True)
 
 
+def test_training_predicts_a_share_of_the_masked_tokens_and_evaluation_all(survey):
+    cross = {"preset": "tiny", "patch": [2, 4, 4], "decoder_attention": "cross", "decode_share": 0.25}
+    source, _ = source_of(job(survey, model=cross), range(4))
+    visible, masked = source.mask(5)
+    assert len(visible) + len(masked) == source.spec.tokens
+    trained = source.training([5, 6])
+    assert np.array_equal(trained["visible"][0], visible)
+    assert trained["masked"].shape == (2, 4 * 2)  # of the nine in each of four patch rows
+    assert set(trained["masked"][0]) < set(masked)
+
+
 @pytest.fixture(scope="module")
 def connected():
     """A Ray of this process's own: its reader actors may be killed."""

@@ -38,7 +38,7 @@ def loss_and_gradients(spec, slab_of=None):
     voxels[:, 2, 4, :] = np.nan
     thickness = spec.model.patch[0]
     slab = torch.from_numpy(voxels[:, rows.start * thickness : rows.stop * thickness])
-    masks = [draw_mask(spec.grid, spec.mask.ratio, 0, index, rows) for index in range(2)]
+    masks = [draw_mask(spec.grid, spec.mask.ratio, 0, index, rows, spec.model.decode_share) for index in range(2)]
     visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
     model = MaskedAutoencoder.from_spec(spec).double()
     loss = model(slab, visible, masked, first_row=rows.start, **attention)

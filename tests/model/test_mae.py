@@ -14,7 +14,7 @@ from sfm.model.baseline import neighbour_mean
 from sfm.model.mae import MaskedAutoencoder, masked_live
 from sfm.model.masking import draw_mask, visible_per_row
 from sfm.model.patches import gather_patches, scatter_patches
-from sfm.spec import PRESETS, parse_spec, visible_tokens
+from sfm.spec import PRESETS, SpecError, parse_spec, visible_tokens
 
 
 def make_spec(window=(8, 12, 8), patch=(4, 3, 2), positions="sincos", normalise=False, ratio=0.6, **model):
@@ -43,7 +43,7 @@ def windows(spec, count, dead=True):
     if dead:
         voxels[:, 1, 2, :] = np.nan
         voxels[:, :3, :2, 4:6] = np.nan
-    masks = [draw_mask(spec.grid, spec.mask.ratio, 5, index) for index in range(count)]
+    masks = [draw_mask(spec.grid, spec.mask.ratio, 5, index, None, spec.model.decode_share) for index in range(count)]
     visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
     return torch.from_numpy(voxels), visible, masked
 
@@ -80,9 +80,15 @@ class Reference:
         a, b = x[:pairs], x[pairs:]
         return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()])
 
-    def block(self, x, name, heads, places):
-        h = self.linear(self.norm(x, f"{name}.norm1"), f"{name}.attention.qkv")
-        q, k, v = h.chunk(3, dim=-1)
+    def block(self, x, name, heads, places, memory=None, memory_places=None):
+        h = self.norm(x, f"{name}.norm1")
+        if memory is None:
+            q, k, v = self.linear(h, f"{name}.attention.qkv").chunk(3, dim=-1)
+            key_places = places
+        else:
+            q = self.linear(h, f"{name}.attention.q")
+            k, v = self.linear(memory, f"{name}.attention.kv").chunk(2, dim=-1)
+            key_places = memory_places
         width = q.shape[-1] // heads
         outputs = []
         for head in range(heads):
@@ -93,22 +99,24 @@ class Reference:
                 kh = self.unit(kh, f"{name}.attention.k_norm")
             if self.spec.model.positions == "rope":
                 qh = torch.stack([self.rotate(row, place) for row, place in zip(qh, places, strict=True)])
-                kh = torch.stack([self.rotate(row, place) for row, place in zip(kh, places, strict=True)])
+                kh = torch.stack([self.rotate(row, place) for row, place in zip(kh, key_places, strict=True)])
             outputs.append(torch.softmax(qh @ kh.T / math.sqrt(width), dim=-1) @ v[:, part])
         x = x + self.linear(torch.cat(outputs, -1), f"{name}.attention.out")
         h = self.linear(self.norm(x, f"{name}.norm2"), f"{name}.up")
         h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
         return x + self.linear(h, f"{name}.down")
 
-    def stack(self, x, name, size, places):
+    def stack(self, x, name, size, places, memory=None, memory_places=None):
         if self.spec.model.positions == "sincos":
             x = x + torch.stack([self.code(place, size.width) for place in places])
+            if memory is not None:
+                memory = memory + torch.stack([self.code(place, size.width) for place in memory_places])
         for depth in range(size.depth):
-            x = self.block(x, f"{name}.blocks.{depth}", size.heads, places)
+            x = self.block(x, f"{name}.blocks.{depth}", size.heads, places, memory, memory_places)
         return self.norm(x, f"{name}.norm")
 
-    def error(self, window, visible):
-        """Sum of squared errors and number of masked live voxels of one window [I, X, T]."""
+    def error(self, window, visible, masked):
+        """Sum of squared errors and number of live voxels of the `masked` patches of one window [I, X, T]."""
         (pi, px, pt), (gi, gx, gt) = self.spec.model.patch, self.spec.grid
         places = list(itertools.product(range(gi), range(gx), range(gt)))
         patches = [
@@ -116,13 +124,18 @@ class Reference:
             for i, x, t in places
         ]
         shown = [n for n in range(len(places)) if n in set(visible)]
-        hidden = [n for n in range(len(places)) if n not in set(visible)]
+        hidden = [n for n in range(len(places)) if n in set(masked)]
         x = torch.stack([torch.where(patches[n].isnan(), 0.0, patches[n]) for n in shown])
         x = self.stack(self.linear(x, "embed"), "encoder", self.spec.model.encoder_size, [places[n] for n in shown])
         x = self.linear(x, "bridge")
-        everything = dict(zip(shown, x, strict=True)) | dict.fromkeys(hidden, self.w["mask_token"])
-        order = range(len(places))
-        x = self.stack(torch.stack([everything[n] for n in order]), "decoder", self.spec.model.decoder_size, places)
+        size = self.spec.model.decoder_size
+        if self.spec.model.decoder_attention == "cross":
+            queries = self.w["mask_token"].expand(len(hidden), -1)
+            where = [places[n] for n in hidden], x, [places[n] for n in shown]
+            x = dict(zip(hidden, self.stack(queries, "decoder", size, *where), strict=True))
+        else:
+            everything = dict(zip(shown, x, strict=True)) | dict.fromkeys(hidden, self.w["mask_token"])
+            x = self.stack(torch.stack([everything[n] for n in range(len(places))]), "decoder", size, places)
         total, count = torch.zeros((), dtype=torch.float64), 0
         for n in hidden:
             live = ~patches[n].isnan()
@@ -145,6 +158,8 @@ class Reference:
         {"positions": "rope", "normalise": True},
         {"positions": "sincos", "qk_norm": True},
         {"positions": "rope", "qk_norm": True},
+        {"positions": "sincos", "decoder_attention": "cross", "normalise": True},
+        {"positions": "rope", "decoder_attention": "cross", "decode_share": 0.4, "qk_norm": True},
     ],
     ids=str,
 )
@@ -162,7 +177,7 @@ def test_loss_and_every_gradient_equal_the_reference(options):
     model.zero_grad()
 
     reference = Reference(model, spec)
-    parts = [reference.error(window, tokens.tolist()) for window, tokens in zip(voxels, visible, strict=True)]
+    parts = [reference.error(w, v.tolist(), m.tolist()) for w, v, m in zip(voxels, visible, masked, strict=True)]
     expected = sum(part for part, _ in parts)
     expected.backward()
     assert masked_live(voxels, masked, spec.model.patch).item() == sum(count for _, count in parts)
@@ -210,6 +225,45 @@ def test_masks_partition_the_tokens_and_slabs_agree(grid, ratio, seed, index, de
     assert np.array_equal(np.concatenate([m for _, m in parts]), masked)
 
 
+@given(
+    grid=st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(2, 6)),
+    ratio=st.floats(0.05, 0.95),
+    share=st.floats(0, 1, exclude_min=True),
+    index=st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_share_of_the_masked_tokens_is_drawn_row_by_row(grid, ratio, share, index):
+    rows, per_row = grid[0], grid[1] * grid[2]
+    if not rows <= visible_tokens(math.prod(grid), ratio) <= math.prod(grid) - rows:
+        return  # the spec refuses such a mask
+    visible, masked = draw_mask(grid, ratio, 7, index)
+    same, chosen = draw_mask(grid, ratio, 7, index, None, share)
+    assert np.array_equal(same, visible)
+    assert set(chosen) <= set(masked)
+    counts = np.bincount(chosen // per_row, minlength=rows)
+    assert counts.max() - counts.min() <= 1
+    assert all(abs(found - share * full) <= 0.5 or found == 1
+               for found, full in zip(counts, np.bincount(masked // per_row, minlength=rows), strict=True))  # fmt: skip
+    parts = [draw_mask(grid, ratio, 7, index, range(row, row + 1), share)[1] for row in range(rows)]
+    assert np.array_equal(np.concatenate(parts), chosen)
+
+
+def test_predictions_of_a_cross_decoder_do_not_depend_on_each_other():
+    spec = make_spec(decoder_attention="cross", positions="rope")
+    model = MaskedAutoencoder.from_spec(spec).double()
+    voxels, visible, masked = windows(spec, 2)
+    everything = model(voxels, visible, masked, predict=True)
+    torch.testing.assert_close(model(voxels, visible, masked[:, 3:8], predict=True), everything[:, 3:8])
+
+
+def test_what_a_cross_decoder_cannot_do_is_refused():
+    with pytest.raises(SpecError, match=r"decode_share 0.5 .* decoder_attention self"):
+        make_spec(decode_share=0.5)
+    job = {"surveys": [{"url": "unused"}], "model": {"preset": "small", "decoder_attention": "cross"}}
+    with pytest.raises(SpecError, match=r"parallel.context_mode ulysses .* model.decoder_attention cross"):
+        parse_spec({**job, "parallel": {"workers": 2, "context": 2, "context_mode": "ulysses"}})
+
+
 def test_masks_differ_between_samples_and_seeds():
     masks = {tuple(draw_mask((4, 4, 4), 0.75, seed, index)[0]) for seed in range(10) for index in range(100)}
     assert len(masks) > 990
@@ -250,7 +304,7 @@ def test_neighbour_mean_equals_a_loop():
         torch.testing.assert_close(found[0, row], expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"qk_norm": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True}, {"decoder_attention": "cross"}], ids=str)
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "1.8b"])
 def test_presets_have_the_parameters_of_the_formula(preset, options):
     spec = parse_spec({"surveys": [{"url": "unused"}], "model": {"preset": preset, **options}})
