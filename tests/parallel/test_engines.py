@@ -102,7 +102,10 @@ def take_steps(spec, resume_at):
     if resume_at is None:
         return steps_with(engine, spec, 0, spec.steps)
     first = steps_with(engine, spec, 0, resume_at)
-    engine = build_engine(MaskedAutoencoder.from_spec(spec), spec, Resume(engine.state(), resume_at))
+    saved = engine.state()
+    for name, weight in saved["weights"].items():
+        assert not torch.equal(weight, weight.bfloat16().float()), f"{name} was kept in bf16"
+    engine = build_engine(MaskedAutoencoder.from_spec(spec), spec, Resume(saved, resume_at))
     return first + steps_with(engine, spec, resume_at, spec.steps)
 
 
