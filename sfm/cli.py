@@ -12,6 +12,9 @@ from sfm import plan
 from sfm.spec import SfmError, dump_spec, load_spec
 
 
+_SERVICE = ("fastapi", "httpx", "pydantic_settings", "ray", "sqlalchemy", "uvicorn")
+
+
 class Gathered(click.Group):
     """A group whose commands are looked up in entry points and imported only when used."""
 
@@ -22,12 +25,7 @@ class Gathered(click.Group):
         found = {e.name: e for e in entry_points(group="sfm.commands")}
         if cmd_name not in found:
             return None
-        try:
-            return found[cmd_name].load()
-        except ModuleNotFoundError as error:
-            package = found[cmd_name].value.split(".")[0]
-            extra = "service" if package == "service" else "survey"
-            ctx.fail(f"'sfm {cmd_name}' needs {error.name}, which is not installed; pip install 'sfm[{extra}]'")
+        return found[cmd_name].load()
 
 
 @click.group(cls=Gathered, context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,6 +66,14 @@ def main() -> None:
     """Run the command line; errors meant for users are printed as sentences, with exit code 1."""
     try:
         sfm()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("sfm", "service"):
+            raise
+        extra = "service" if error.name.split(".")[0] in _SERVICE else "survey"
+        click.echo(
+            f"error: this command needs {error.name}, which is not installed; pip install 'sfm[{extra}]'", err=True
+        )
+        sys.exit(1)
     except SfmError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
