@@ -11,7 +11,6 @@ import click
 from sfm import plan
 from sfm.spec import SfmError, dump_spec, load_spec
 
-
 _SERVICE = ("fastapi", "httpx", "pydantic_settings", "ray", "sqlalchemy", "uvicorn")
 
 
@@ -21,7 +20,7 @@ class Gathered(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted({e.name for e in entry_points(group="sfm.commands")})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         found = {e.name: e for e in entry_points(group="sfm.commands")}
         if cmd_name not in found:
             return None

@@ -6,15 +6,22 @@ NaN marks voxels without data; they are zero to the encoder and absent from the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sfm.model.blocks import Attend, Memory, Rotation, Stack, attend_local
 from sfm.model.patches import Grid, gather_patches, patch_volume
 from sfm.model.positions import rotary, sincos
 from sfm.spec import JobSpec, Model
+
+TILE = 4096
+"""Masked tokens of a micro-batch whose prediction and target are held at a time in training: with patches of
+16 x 16 x 16 each takes 64 MiB in fp32, where those of a window of 1536 x 1536 x 2048 voxels would take 13.5 GiB."""
 
 
 class Scale(NamedTuple):
@@ -45,7 +52,13 @@ class Scale(NamedTuple):
 
 def masked_live(voxels: Tensor, masked: Tensor, patch: tuple[int, int, int], first_row: int = 0) -> Tensor:
     """Scalar int64: voxels with data in the `masked` patches of [B, I, X, T]."""
-    return (~gather_patches(voxels.isnan(), masked, patch, first_row)).sum()
+    counts = []
+    for row in voxels.split(patch[0], dim=1):  # [B, pi, X, T]: only its own flags are held, not the window's
+        live = ~row.isnan().unflatten(3, (-1, patch[2])).unflatten(2, (-1, patch[1]))  # [B, pi, gx, px, gt, pt]
+        counts.append(live.sum((1, 3, 5)).flatten(1))  # [B, gx gt]
+    per_patch = torch.cat(counts, dim=1)  # [B, tokens of the slab]
+    before = first_row * counts[0].shape[1]
+    return per_patch.gather(1, masked - before).sum()
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
@@ -53,6 +66,35 @@ def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     exact = torch.promote_types(prediction.dtype, torch.float32)
     error = prediction.to(exact) - target.nan_to_num(0.0).to(exact)
     return (error.square() * ~target.isnan()).sum()
+
+
+class Head(nn.Linear):
+    """Predicts the voxels of each token.
+
+    The tiles are inside of the module, where an engine that shards weights has gathered them once: ranks whose slabs
+    differ in length have different numbers of tiles, and may not call a module at different counts.
+    """
+
+    def forward(
+        self, x: Tensor, error: Callable[[Tensor, Tensor], Tensor] | None = None, tokens: Tensor | None = None
+    ) -> Tensor:
+        """[B, M, C] -> [B, M, P], or the sum of `error(prediction, tokens)` over tiles of `tokens` [B, M].
+
+        Where there are several tiles, each one's prediction is forgotten and made again in the backward pass.
+        """
+        if error is None or tokens is None:
+            return super().forward(x)
+
+        def of_tile(x: Tensor, tokens: Tensor) -> Tensor:
+            return error(F.linear(x, self.weight, self.bias), tokens)
+
+        length = max(1, TILE // len(x))
+        tiles = list(zip(x.split(length, dim=1), tokens.split(length, dim=1), strict=True))
+        if len(tiles) == 1 or not torch.is_grad_enabled():
+            errors = [of_tile(*tile) for tile in tiles]
+        else:
+            errors = [checkpoint(of_tile, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles]
+        return torch.stack(errors).sum()
 
 
 class MaskedAutoencoder(nn.Module):
@@ -79,7 +121,7 @@ class MaskedAutoencoder(nn.Module):
         self.bridge = nn.Linear(enc.width, dec.width)
         self.mask_token = nn.Parameter(torch.empty(dec.width))
         self.decoder = Stack(dec, qk_norm=model.qk_norm, cross=self.cross, recompute=recompute)
-        self.head = nn.Linear(dec.width, volume)
+        self.head = Head(dec.width, volume)
         self._head_widths = enc.width // enc.heads, dec.width // dec.heads
 
     @classmethod
@@ -99,7 +141,7 @@ class MaskedAutoencoder(nn.Module):
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.mask_token, std=0.02, generator=generator)
 
-    def predict(
+    def decode(
         self,
         voxels: Tensor,
         visible: Tensor,
@@ -109,7 +151,7 @@ class MaskedAutoencoder(nn.Module):
         attend_encoder: Attend = attend_local,
         attend_decoder: Attend = attend_local,
     ) -> Tensor:
-        """Predict the masked patches of this slab.
+        """What the decoder makes of the masked patches of this slab.
 
         Args:
             voxels: [B, I, X, T] normalised amplitudes, NaN without data: the slab from patch row `first_row` on.
@@ -119,7 +161,7 @@ class MaskedAutoencoder(nn.Module):
                 decoder uses the encoder's: its keys are the visible tokens.
 
         Returns:
-            [B, M, P]; in the target's units, or per-patch normalised ones.
+            [B, M, C'] for the head.
         """
         dtype = self.embed.weight.dtype
         patches = gather_patches(voxels, visible, self.patch, first_row).nan_to_num(0.0)  # [B, V, P]
@@ -131,14 +173,14 @@ class MaskedAutoencoder(nn.Module):
         if self.cross:
             memory = Memory(*self._place(x, visible, 1))
             x, rotation = self._place(hidden, masked, 1)
-            return self.head(self.decoder(x, rotation, attend_encoder, memory))  # [B, M, P]
+            return self.decoder(x, rotation, attend_encoder, memory)
         x = torch.cat([x, hidden], dim=1)  # attention has no order: visible first, then masked
         x, rotation = self._place(x, torch.cat([visible, masked], dim=1), 1)
         x = self.decoder(x, rotation, attend_decoder)
-        return self.head(x[:, visible.shape[1] :])  # [B, M, P]
+        return x[:, visible.shape[1] :]
 
     def target(self, voxels: Tensor, masked: Tensor, first_row: int = 0) -> tuple[Tensor, Scale]:
-        """What `predict` should give: [B, M, P], NaN where there is no data, and the scale it is in."""
+        """What the prediction should be: [B, M, P], NaN where there is no data, and the scale it is in."""
         amplitudes = gather_patches(voxels, masked, self.patch, first_row)
         scale = Scale.of(amplitudes) if self.normalise else Scale.none(amplitudes)
         return scale.apply(amplitudes), scale
@@ -156,17 +198,20 @@ class MaskedAutoencoder(nn.Module):
     ) -> Tensor:
         """Sum of squared errors over the masked live voxels of this slab, or with `predict` the prediction.
 
-        Other arguments as in :meth:`predict`. The caller owns the division of the sum, by the count of such
+        Other arguments as in :meth:`decode`. The caller owns the division of the sum, by the count of such
         voxels over all devices (:func:`masked_live`). Engines hook in here: call the module, not its methods.
 
         Returns:
-            a scalar in at least float32, or [B, M, P].
+            a scalar in at least float32, or [B, M, P] in the target's units, or per-patch normalised ones.
         """
-        prediction = self.predict(
+        x = self.decode(
             voxels, visible, masked, first_row=first_row, attend_encoder=attend_encoder, attend_decoder=attend_decoder
         )
         if predict:
-            return prediction
+            return self.head(x)
+        return self.head(x, lambda prediction, tokens: self._error(prediction, tokens, voxels, first_row), masked)
+
+    def _error(self, prediction: Tensor, masked: Tensor, voxels: Tensor, first_row: int) -> Tensor:
         target, _ = self.target(voxels, masked, first_row)
         return squared_error(prediction, target)
 
