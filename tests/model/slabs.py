@@ -3,12 +3,14 @@
 import numpy as np
 import torch
 
-from sfm.model.mae import MaskedAutoencoder
+from sfm.model import mae
 from sfm.model.masking import draw_mask
 from sfm.parallel.context import attends
+from sfm.parallel.engines import build_engine
 from sfm.parallel.mesh import build_mesh
 from sfm.parallel.slab import slab_rows
 from sfm.spec import parse_spec
+from sfm.train.step import MicroBatch, run_step
 
 
 def spec_of(rows, **model):
@@ -27,24 +29,29 @@ def spec_of(rows, **model):
     )
 
 
-def loss_and_gradients(spec, slab_of=None):
-    """Loss and parameter gradients of one batch, in fp64, summed over the slabs; without a mesh, of whole windows."""
-    rows, attention = range(spec.grid[0]), {}
-    if slab_of is not None:
-        rows = slab_rows(spec.grid[0], slab_of.context, slab_of.context_rank)
-        attend = attends(slab_of, spec.grid, spec.mask.ratio)
-        attention = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder}
+def slab(spec, rows):
+    """The part of a batch of two windows in patch `rows`: voxels with a dead trace, visible and masked tokens."""
     voxels = np.random.default_rng(3).normal(size=(2, *spec.window.shape))
     voxels[:, 2, 4, :] = np.nan
     thickness = spec.model.patch[0]
-    slab = torch.from_numpy(voxels[:, rows.start * thickness : rows.stop * thickness])
+    part = torch.from_numpy(voxels[:, rows.start * thickness : rows.stop * thickness])
     masks = [draw_mask(spec.grid, spec.mask.ratio, 0, index, rows, spec.model.decode_share) for index in range(2)]
     visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
-    model = MaskedAutoencoder.from_spec(spec).double()
-    loss = model(slab, visible, masked, first_row=rows.start, **attention)
+    return part, visible, masked
+
+
+def loss_and_gradients(spec, mesh=None):
+    """Loss and parameter gradients of one batch, in fp64, summed over the slabs; without a mesh, of whole windows."""
+    rows, attention = range(spec.grid[0]), {}
+    if mesh is not None:
+        rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
+        attend = attends(mesh, spec.grid, spec.mask.ratio)
+        attention = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder}
+    model = mae.MaskedAutoencoder.from_spec(spec).double()
+    loss = model(*slab(spec, rows), first_row=rows.start, **attention)
     loss.backward()
     parts = [loss.detach(), *(p.grad for p in model.parameters())]
-    if slab_of is not None:
+    if mesh is not None:
         for part in parts:
             torch.distributed.all_reduce(part)
     return parts
@@ -54,3 +61,15 @@ def over_slabs(specs):
     """Run by every rank: `loss_and_gradients` of each spec, its windows cut over all ranks."""
     mesh = build_mesh(torch.distributed.get_world_size())
     return [loss_and_gradients(spec, mesh) for spec in specs]
+
+
+def take_steps(spec, tile):
+    """Run by every rank: losses of two steps with the spec's engine, head and loss in tiles of `tile` tokens."""
+    mae.TILE = tile
+    mesh = build_mesh(spec.parallel.context)
+    rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
+    voxels, visible, masked = slab(spec, rows)
+    batch = MicroBatch(voxels.float(), visible, masked)
+    engine = build_engine(mae.MaskedAutoencoder.from_spec(spec), spec)
+    attend = attends(mesh, spec.grid, spec.mask.ratio)
+    return [run_step(engine, [batch], 1e-2, spec.model.patch, attend, rows.start).loss for _ in range(2)]

@@ -7,8 +7,9 @@ import torch
 
 from sfm.model.mae import MaskedAutoencoder, masked_live
 from sfm.model.patches import gather_patches
+from sfm.spec import Parallel
 from tests.distributed import run_ranks
-from tests.model.slabs import loss_and_gradients, over_slabs, spec_of
+from tests.model.slabs import loss_and_gradients, over_slabs, spec_of, take_steps
 from tests.model.test_mae import make_spec, windows
 
 
@@ -95,3 +96,16 @@ def test_live_voxels_are_counted_as_in_a_loop(first_row):
     expected = sum(int((~patch.isnan()).sum()) for window in patches for patch in window)
     per_row = spec.grid[1] * spec.grid[2]
     assert masked_live(voxels, masked + first_row * per_row, spec.model.patch, first_row).item() == expected
+
+
+def test_ranks_with_different_numbers_of_tiles_do_not_wait_for_each_other():
+    """Engines that shard weights gather them when a module is called: all ranks must call it equally often."""
+    spec = spec_of(5, positions="rope", checkpoint_activations=True)  # slabs of two and three patch rows
+    batch = spec.batch.model_copy(update={"size": 2})
+    sharded, plain = (
+        spec.model_copy(update={"batch": batch, "parallel": Parallel(workers=n, context=n, engine=engine)})
+        for n, engine in ((2, "zero3"), (1, "ddp"))
+    )
+    expected = run_ranks(take_steps, 1, plain, 10**6)[0]
+    for losses in run_ranks(take_steps, 2, sharded, 8):
+        assert losses == pytest.approx(expected, rel=1e-5)
