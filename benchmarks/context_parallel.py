@@ -1,7 +1,8 @@
 """Does splitting one sample over processes pay? One training step (forward, backward) of the same sample and mask:
-one single-threaded process against `--degree` single-threaded processes that share its tokens, interleaved in one run.
+one single-threaded process against `--degree` single-threaded processes that share its tokens, in every mode,
+interleaved in one run.
 
-    make bench-cp        last line: {"efficiency": t1 / (degree x t_degree), ...}, medians
+    make bench-cp        last line: {"efficiency": t1 / (degree x t_degree) of the best mode, "modes": ...}, medians
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import statistics
 import tempfile
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,22 +21,30 @@ import torch.multiprocessing as mp
 from sfm.model.mae import MaskedAutoencoder
 from sfm.model.masking import draw_mask
 from sfm.parallel.context import attends
-from sfm.parallel.mesh import build_mesh
+from sfm.parallel.mesh import Mesh, build_mesh
 from sfm.parallel.slab import slab_rows
-from sfm.spec import JobSpec, parse_spec
+from sfm.spec import ContextMode, JobSpec, parse_spec
+
+MODES: tuple[ContextMode, ...] = ("gather", "ring", "ulysses")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--degree", type=int, default=2)
     parser.add_argument("--grid", type=int, nargs=3, default=[16, 24, 24], help="patches of the window")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     spec = parse_spec(
         {
             "surveys": [{"url": "unused"}],
             "window": {"shape": [8 * n for n in options.grid]},
-            "model": {"preset": "tiny", "patch": [8, 8, 8], "positions": "rope"},
+            "model": {
+                "preset": "tiny",
+                "patch": [8, 8, 8],
+                "positions": "rope",
+                "encoder": {"width": 192, "depth": 4, "heads": 4, "mlp": 768},
+                "decoder": {"width": 96, "depth": 2, "heads": 4, "mlp": 384},
+            },
             "parallel": {"workers": options.degree, "context": options.degree},
             "batch": {"size": 1},
         }
@@ -44,21 +52,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_rank, (spec, options.rounds, folder), nprocs=options.degree)
         with open(f"{folder}/times") as file:
-            alone, shared = json.load(file)
-    one, many = statistics.median(alone), statistics.median(shared)
-    result: dict[str, Any] = {
-        "tokens": spec.tokens,
-        "degree": options.degree,
-        "mode": "gather",
-        "seconds_one_process": round(one, 3),
-        "seconds_shared": round(many, 3),
-        "speedup": round(one / many, 2),
-        "efficiency": round(one / many / options.degree, 3),
-        "torch": torch.__version__,
-    }
-    for name, value in result.items():
-        print(f"{name:22} {value}")
-    print(json.dumps(result))
+            seconds = {name: statistics.median(values) for name, values in json.load(file).items()}
+    one = seconds.pop("alone")
+    modes = {name: round(one / many / options.degree, 3) for name, many in seconds.items()}
+    print(f"{spec.tokens} tokens; one process: {one:.2f} s a step")
+    for name, many in seconds.items():
+        print(
+            f"{name:8} {options.degree} processes: {many:.2f} s, {one / many:.2f} times as fast, efficiency {modes[name]}"
+        )
+    best = max(modes, key=lambda name: modes[name])
+    figures = {"efficiency": modes[best], "mode": best, "modes": modes, "tokens": spec.tokens, "degree": options.degree}
+    print(json.dumps({**figures, "seconds_one_process": round(one, 3), "torch": torch.__version__}))
 
 
 def _rank(rank: int, spec: JobSpec, rounds: int, folder: str) -> None:
@@ -70,36 +74,36 @@ def _rank(rank: int, spec: JobSpec, rounds: int, folder: str) -> None:
     model = MaskedAutoencoder.from_spec(spec)
     generator = torch.Generator().manual_seed(0)
     window = torch.randn(1, *spec.window.shape, generator=generator)
-    alone, shared = [], []
+    seconds: dict[str, list[float]] = {"alone": [], **{mode: [] for mode in MODES}}
     for number in range(rounds + 1):
-        seconds = _step(model, spec, window, whole) if rank == 0 else 0.0
-        dist.barrier()  # where the others wait, asleep
-        began = time.perf_counter()
-        _step(model, spec, window, mesh)
-        dist.barrier()
-        if number:  # the first round warms up
-            alone.append(seconds)
-            shared.append(time.perf_counter() - began)
+        for name, times in seconds.items():
+            dist.barrier()
+            began = time.perf_counter()
+            if name != "alone":
+                _step(model, spec, window, mesh, name)
+            elif rank == 0:
+                _step(model, spec, window, whole, "gather")
+            dist.barrier()  # where those without work wait, asleep
+            if number:  # the first round warms up
+                times.append(time.perf_counter() - began)
     if rank == 0:
         with open(f"{folder}/times", "w") as file:
-            json.dump([alone, shared], file)
+            json.dump(seconds, file)
     dist.destroy_process_group()
 
 
-def _step(model: MaskedAutoencoder, spec: JobSpec, window: torch.Tensor, mesh: Any) -> float:
-    """Seconds of one forward and backward pass over this rank's slab."""
+def _step(model: MaskedAutoencoder, spec: JobSpec, window: torch.Tensor, mesh: Mesh, mode: ContextMode) -> None:
+    """One forward and backward pass over this rank's slab."""
     rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
     thickness = spec.model.patch[0]
     slab = window[:, rows.start * thickness : rows.stop * thickness]
     visible, masked = (torch.from_numpy(t)[None] for t in draw_mask(spec.grid, spec.mask.ratio, 0, 0, rows))
-    attend = attends(mesh, spec.grid, spec.mask.ratio)
-    began = time.perf_counter()
+    attend = attends(mesh, spec.grid, spec.mask.ratio, mode)
     loss = model(
         slab, visible, masked, first_row=rows.start, attend_encoder=attend.encoder, attend_decoder=attend.decoder
     )
     loss.backward()
     model.zero_grad()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

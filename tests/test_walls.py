@@ -27,7 +27,7 @@ def test_importing_these_brings_in_none_of_those(modules, absent):
 
 def test_a_missing_extra_is_a_sentence():
     """As where only `sfm[service]` is installed."""
-    code = "import sys; sys.modules['zarr'] = None; sys.argv = ['sfm', 'survey', 'info', 'a.mdio']; import sfm.cli; sfm.cli.main()"
+    code = "import sys, sfm.cli; sys.modules['zarr'] = None; sys.argv = ['sfm', 'survey', 'info', 'a.mdio']; sfm.cli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: this command needs zarr, which is not installed; pip install 'sfm[survey]'"

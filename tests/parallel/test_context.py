@@ -99,7 +99,10 @@ def every_attention(cases):
         plain = [one, *torch.autograd.grad((one * weight).sum(), alone)]
         errors.append(
             [
-                [x.square().sum().item() for x in (f.double() - r[:, :, own], (p.double() - r)[:, :, own], r[:, :, own])]
+                [
+                    x.square().sum().item()
+                    for x in (f.double() - r[:, :, own], (p.double() - r)[:, :, own], r[:, :, own])
+                ]
                 for f, p, r in zip(found, plain, right, strict=True)
             ]
         )
@@ -115,7 +118,8 @@ def test_every_mode_equals_the_formula_at_odd_lengths(world):
         for lengths in odd
         for mode, ulysses in MODES
         for dtype in (torch.float64, torch.float32, torch.bfloat16)
-        if (mode != "ulysses" or HEADS % world == 0) and (mode != "hybrid" or (world % ulysses == 0 and world > ulysses))
+        if (mode != "ulysses" or HEADS % world == 0)
+        and (mode != "hybrid" or (world % ulysses == 0 and world > ulysses))
     ]
     squares = np.sum(run_ranks(every_attention, world, cases), axis=0)  # [case, tensor, (ours, one process, right)]
     for case, tensors in zip(cases, squares, strict=True):
