@@ -34,7 +34,7 @@ Shape3 = tuple[Positive, Positive, Positive]  # (inline, crossline, sample)
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Storage(_Model):
@@ -54,7 +54,7 @@ class SurveySource(_Model):
 
     url: str = Field(min_length=1)
     """`s3://bucket/key.mdio` or a local path of an MDIO store, seen from the workers."""
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(1.0, gt=0)
     """Relative share of training windows drawn from this survey (no unit); default 1."""
     storage: Storage = Storage()
     """Object store of this survey; default: as the environment says."""
@@ -223,9 +223,9 @@ class Batch(_Model):
 class Optimiser(_Model):
     """AdamW (Loshchilov & Hutter 2019) with linear warm-up and cosine decay."""
 
-    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    lr: float = Field(1e-3, gt=0)
     """Peak learning rate (per step); default 1e-3."""
-    min_lr: float = Field(0.0, ge=0, allow_inf_nan=False)
+    min_lr: float = Field(0.0, ge=0)
     """Learning rate at the last step; default 0."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the rate rises linearly from 0; default 0."""
@@ -255,7 +255,8 @@ class Checkpoint(_Model):
     keep: Positive = 2
     """Committed checkpoints kept; older ones are removed after a newer one is verified; default 2."""
     resume: bool = True
-    """Continue from the newest committed checkpoint under `output`, if there is one; default true."""
+    """Continue from the newest committed checkpoint under `output`, if there is one; false refuses an output
+    that holds any. Restarts within a job always continue. Default true."""
     start_from: str | None = None
     """URL of another job's output to continue from when this job has no checkpoint yet; default none."""
 
@@ -437,14 +438,26 @@ def load_spec(source: str | Path) -> JobSpec:
     return parse_spec(parse_yaml(text, where=str(path)))
 
 
+_DEEPEST = 32  # levels of nesting that are read: PyYAML's time grows with their square
+
+
 def parse_yaml(text: str, *, where: str) -> Any:
-    """Decode YAML (of which JSON is a part).
+    """Decode YAML (of which JSON is a part), without aliases.
 
     Raises:
         SpecError: with the line and column of the mistake.
     """
     try:
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):  # a few lines of these can stand for terabytes
+                raise SpecError(f"{where}: YAML aliases (*name) are not accepted; write the values out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise SpecError(f"{where}: nested more than {_DEEPEST} levels deep; a job spec is not")
         return yaml.safe_load(text)
+    except ValueError as error:  # such as a date of month 13
+        raise SpecError(f"{where}: malformed YAML: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""

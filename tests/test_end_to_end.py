@@ -104,6 +104,18 @@ def losses(url: str) -> list[float]:
     return [record["loss"] for record in records]
 
 
+def start_service(state: Path) -> tuple[subprocess.Popen[str], str]:
+    """`sfm serve` with results on S3, and its address."""
+    serve = subprocess.Popen(
+        [BIN / "sfm", "serve", "--port=0", "--state-dir", state, "--output=s3://results", "--stop-ray-on-exit"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert serve.stdout is not None
+    ready = next(line for line in serve.stdout if "sfm is ready" in line)
+    return serve, ready.split()[-1]
+
+
 @pytest.fixture(scope="module")
 def reference(environment, tmp_path_factory):
     """Losses of the job on one worker, read directly, through `ray job submit`: the plainest way."""
@@ -115,17 +127,12 @@ def reference(environment, tmp_path_factory):
 
 
 def test_post_jobs_trains_and_shows(store, reference, tmp_path, monkeypatch):
-    """Through `POST /jobs`, two context-parallel workers, ZeRO-2, Ray Data; results on S3."""
+    """Through `POST /jobs`, two context-parallel workers, ZeRO-2, Ray Data; results on S3. The service is killed meanwhile."""
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
-    serve = subprocess.Popen(
-        [BIN / "sfm", "serve", "--port=0", "--state-dir", tmp_path, "--output=s3://results", "--stop-ray-on-exit"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    serve, url = start_service(tmp_path)
     try:
-        ready = next(line for line in serve.stdout if "sfm is ready" in line)
-        with httpx.Client(base_url=ready.split()[-1], timeout=60) as client:
+        with httpx.Client(base_url=url, timeout=60) as client:
             wrong = client.post("/jobs", json=job(surveys=[{"url": "s3://surveys/none.mdio"}]))
             assert (wrong.status_code, "no survey at s3://surveys/none.mdio" in wrong.json()["detail"]) == (422, True)
             large = client.post("/jobs", json=job(window={"shape": [16, 16, 128]}))
@@ -133,11 +140,20 @@ def test_post_jobs_trains_and_shows(store, reference, tmp_path, monkeypatch):
             assert "window.shape" in large.json()["detail"]
 
             made = client.post("/jobs", json=job()).raise_for_status().json()
+            deadline = time.monotonic() + 60
+            while client.get(f"/jobs/{made['id']}").json()["state"] != "RUNNING":
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        serve.kill()  # the job goes on
+        serve.wait()
+        serve, url = start_service(tmp_path)
+        with httpx.Client(base_url=url, timeout=60) as client:
+            assert [found["id"] for found in client.get("/jobs").json()["jobs"]] == [made["id"]]
             with client.stream("GET", f"/jobs/{made['id']}/logs", params={"follow": "true"}, timeout=300) as log:
                 text = "".join(log.iter_text())
             done = client.get(f"/jobs/{made['id']}").json()
             assert done["state"] == "SUCCEEDED", text[-4000:]
-            assert f"step {STEPS}/{STEPS}" in text
+            assert text.count(f"step {STEPS}/{STEPS}") == 1
 
             metrics = client.get(f"/jobs/{made['id']}/metrics").json()
             records = metrics if isinstance(metrics, list) else metrics["metrics"]

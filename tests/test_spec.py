@@ -120,3 +120,17 @@ def test_every_field_is_documented():
 @given(tokens=st.integers(2, 10**7), ratio=st.floats(0.01, 0.99))
 def test_visible_tokens_are_the_nearest_count(tokens, ratio):
     assert abs(visible_tokens(tokens, ratio) - (1 - ratio) * tokens) <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("surveys: 2024-13-01", "month must be in 1..12"),
+        ("[" * 3000, "nested more than 32 levels"),
+        ("a: &x 1\nb: *x", "aliases"),
+        ("resources: {cpus_per_worker: .inf}", "cpus_per_worker"),
+    ],
+)
+def test_odd_yaml_is_a_sentence(text, words):
+    with pytest.raises(SpecError, match=words):
+        parse_spec(parse_yaml(text, where="job.yaml"))

@@ -47,7 +47,7 @@ class Output:
     def metrics(self, after_step: int = -1) -> list[dict[str, Any]]:
         """One record per step beyond `after_step`, by step.
 
-        After a resume, steps come again in a later part file; the later record wins.
+        After a resume, steps come again; the record written last wins.
 
         Raises:
             OSError: the store does not answer.
@@ -59,7 +59,8 @@ class Output:
             except FileNotFoundError:  # replaced between listing and reading; the next request sees it
                 continue
             for line in text.splitlines():
-                if record := _record(line):
+                record = _record(line)
+                if record and record.get("time", 0) >= steps.get(record["step"], record).get("time", 0):
                     steps[record["step"]] = record
         return [steps[step] for step in sorted(steps) if step > after_step]
 

@@ -22,16 +22,22 @@ BLOCK_BYTES = 32 * 2**20  # Ray Data's cost is per block; smaller blocks starve 
 
 
 class _Reader:
-    """Runs in an actor: turns positions of a rank's sequence, counted from `start`, into windows."""
+    """Runs in an actor: turns the number of a block of positions into its windows."""
 
     def __init__(
-        self, spec: dict[str, Any], statistics: Sequence[dict[str, Any]], rows: range, order: RankOrder, start: int
+        self,
+        spec: dict[str, Any],
+        statistics: Sequence[dict[str, Any]],
+        rows: range,
+        order: RankOrder,
+        blocks: list[range],
     ) -> None:
         self.source = SampleSource(JobSpec.model_validate(spec), statistics, rows)
-        self.order, self.start = order, start
+        self.order, self.blocks = order, blocks
 
-    def __call__(self, positions: dict[str, np.ndarray]) -> Columns:
-        return self.source.training([self.order.sample(self.start + int(p)) for p in positions["id"]])
+    def __call__(self, numbers: dict[str, np.ndarray]) -> Columns:
+        (block,) = numbers["item"]
+        return self.source.training([self.order.sample(position) for position in self.blocks[block]])
 
 
 def ray_feed(
@@ -39,12 +45,14 @@ def ray_feed(
 ) -> Iterator[Columns]:
     """Micro-batches at positions `start` ... `stop` - 1 of a rank's sequence, in order. Runs inside the rank's worker."""
     window = 4 * math.prod(spec.window.shape) * len(rows) // spec.grid[0]  # bytes
-    per_block = max(1, min(BLOCK_BYTES // window, stop - start))
-    dataset = ray.data.range(stop - start, override_num_blocks=min(200, math.ceil((stop - start) / per_block)))
-    dataset = dataset.map_batches(
+    per_block = max(1, BLOCK_BYTES // window)
+    blocks = [range(first, min(first + per_block, stop)) for first in range(start, stop, per_block)]
+    # Numbers made here need no task to read them: a task would wait for a CPU that the job never asked for.
+    numbers = ray.data.from_items(list(range(len(blocks))), override_num_blocks=min(200, len(blocks)))
+    dataset = numbers.map_batches(
         _Reader,
-        fn_constructor_args=(spec.model_dump(mode="json"), list(statistics), rows, order, start),
-        batch_size=per_block,
+        fn_constructor_args=(spec.model_dump(mode="json"), list(statistics), rows, order, blocks),
+        batch_size=1,
         compute=ActorPoolStrategy(size=1),
         num_cpus=spec.resources.reader_cpus,
     )

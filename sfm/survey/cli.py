@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 if TYPE_CHECKING:
-    from sfm.spec import Storage
+    from sfm.spec import SfmError, Storage
 
 # The rooms behind a command are imported when it runs: `sfm --help` must not wait for zarr.
 
@@ -208,8 +208,10 @@ def devstore(directory: str, port: int | None, bucket: str | None) -> None:
     """Serve DIRECTORY as an S3 object store on this machine until interrupted; its folders are the buckets."""
     from sfm.survey.devstore import DevStore
 
-    if bucket:
-        (Path(directory) / bucket).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(directory, bucket or "").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SfmError(f"{directory}: cannot be made: {error.strerror}; choose a folder that you may write") from None
 
     def leave(*_: object) -> None:
         raise SystemExit(0)

@@ -47,6 +47,10 @@ def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("live traces", f"{found['live_traces']:,} of {found['traces']:,} ({share:.1%})"),
         (
+            "with data",
+            f"{estimated['live_share']:.1%} of the voxels: the rest are missing, not finite, or traces of zeros",
+        ),
+        (
             "estimated",
             f"central {estimated['clip_percent']:g} % within {estimated['low']:.5g} to {estimated['high']:.5g}; "
             f"clipped to that: mean {estimated['mean']:.5g}, standard deviation {estimated['std']:.5g}",

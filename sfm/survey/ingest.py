@@ -172,10 +172,13 @@ def _prepare(url: str, storage: Storage, overwrite: bool) -> None:
     files, path = _files(url, storage)
     try:
         bucket = None if is_local(url) else path.split("/", 1)[0]
-        if bucket is not None and not files.exists(bucket):
-            raise SurveyError(
-                f"{url}: there is no bucket '{bucket}'; make it first, or check the name and the endpoint"
-            )
+        if bucket is not None:
+            try:
+                files.call_s3("head_bucket", Bucket=bucket)  # `exists` takes a refusal for absence
+            except FileNotFoundError:
+                raise SurveyError(
+                    f"{url}: there is no bucket '{bucket}'; make it first, or check the name and the endpoint"
+                ) from None
         if files.exists(path):
             if not overwrite:
                 raise SurveyError(f"{url} exists; --overwrite replaces it")

@@ -32,7 +32,7 @@ class Statistics:
     std: float
     """Standard deviation after clipping."""
     live_share: float
-    """Share of traces that exist (0 to 1)."""
+    """Share of voxels with data (0 to 1): on traces that exist, finite, and not part of a trace of zeros."""
 
     def to_json(self) -> dict[str, float]:
         """The fields as plain numbers."""
@@ -62,9 +62,8 @@ def estimate(
     Raises:
         SurveyError: no voxel is live, or all are equal; or a chunk cannot be read.
     """
-    live_share = float(survey.trace_mask.mean())
     chosen = _choose(survey, seed, max_chunks)
-    values = _gather(survey, chosen, seed, progress)
+    values, with_data = _gather(survey, chosen, seed, progress)
     if not values.size:
         raise SurveyError(
             f"{survey.url}: no live trace holds a finite amplitude in {len(chosen)} chunks; the survey is empty"
@@ -78,7 +77,7 @@ def estimate(
             f"{survey.url}: the amplitudes within the central {clip:g} percent are all {mean:g}; "
             "there is nothing to learn from"
         )
-    return Statistics(low, high, mean, std, live_share)
+    return Statistics(low, high, mean, std, float(survey.trace_mask.mean()) * with_data)
 
 
 def _choose(survey: Survey, seed: int, most: int) -> list[tuple[int, int, int]]:
@@ -102,25 +101,29 @@ def _gather(
     chunks: list[tuple[int, int, int]],
     seed: int,
     progress: Callable[[int, int], None] | None,
-) -> np.ndarray:
-    """Live finite voxels of `chunks`, float32, each chunk thinned to its share of the budget."""
+) -> tuple[np.ndarray, float]:
+    """Voxels with data of `chunks`, float32, each chunk thinned to its share of the budget; and which share of the
+    voxels under the trace mask has data."""
     if not chunks:
-        return np.empty(0, np.float32)
+        return np.empty(0, np.float32), 0.0
     share = _MOST_VOXELS // len(chunks)
 
-    def voxels(number: int) -> np.ndarray:
+    def voxels(number: int) -> tuple[np.ndarray, int, int]:
         index = chunks[number]
         rows, lines, _ = chunk_region(survey, index)
         values = read_chunk(survey, index)[survey.trace_mask[rows, lines]]
+        seen = values.size
         values = values[np.isfinite(values)]
+        full = values.size
         if values.size > share:
             values = values[np.random.default_rng([seed, number]).integers(0, values.size, share)]
-        return values
+        return values, full, seen
 
-    parts = []
+    parts, full, seen = [], 0, 0
     with ThreadPoolExecutor(4, thread_name_prefix="statistics") as threads:
-        for done, part in enumerate(threads.map(voxels, range(len(chunks))), start=1):
+        for done, (part, of_part, seen_in_part) in enumerate(threads.map(voxels, range(len(chunks))), start=1):
             parts.append(part)
+            full, seen = full + of_part, seen + seen_in_part
             if progress is not None:
                 progress(done, len(chunks))
-    return np.concatenate(parts)
+    return np.concatenate(parts), full / max(seen, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import zarr
+from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError, NodeTypeValidationError
 from zarr.storage import FsspecStore, LocalStore
 
@@ -38,7 +39,7 @@ def object_path(url: str) -> str:
     """
     scheme, _, path = url.partition("://")
     if scheme != "s3":
-        raise SurveyError(f"{url}: surveys are read from s3://bucket/key or a local path, not from '{scheme}://'")
+        raise SurveyError(f"{url}: only s3://bucket/key and local paths are served, not '{scheme}://'")
     path = path.strip("/")
     if not path:
         raise SurveyError(f"{url}: names no bucket; write s3://bucket/key")
@@ -173,11 +174,8 @@ def _nothing_at(url: str, storage: Storage) -> SurveyError:
     if is_local(url):
         something = local_path(url).is_dir() and any(local_path(url).iterdir())
     else:
-        import s3fs
-
         try:
-            files = s3fs.S3FileSystem(skip_instance_cache=True, **storage_options(url, storage))
-            something = files.exists(object_path(url))
+            something = sync(_object_store(url, storage).fs._exists(object_path(url)))
         except Exception as error:  # noqa: BLE001 - becomes the sentence
             return explain(error, url, storage)
     if something:

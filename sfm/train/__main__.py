@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from sfm import plan
 from sfm.spec import SfmError, absolute, load_spec
 
 
@@ -19,6 +18,13 @@ def main(config: str) -> None:
     """Train by a job spec: in the Ray cluster at RAY_ADDRESS, else in one started here for it alone."""
     try:
         _run(config)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "sfm":
+            raise
+        click.echo(
+            f"error: training needs {error.name}, which is not installed here; pip install 'sfm[train]'", err=True
+        )
+        sys.exit(1)
     except SfmError as error:
         for line in str(error).splitlines():
             click.echo(f"error: {line}", err=True)
@@ -31,20 +37,31 @@ def _run(config: str) -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # lines of different ranks look alike and all matter
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it makes every printed line appear twice
 
-    # Ray and torch take seconds to import: a bad spec is refused before.
+    # A bad job is refused before Ray and torch, which take seconds, are even imported.
+    from sfm.survey import preflight
+    from sfm.train import start
+
+    preflight.check(spec)
+    start.check(spec)
+    address = os.environ.get("RAY_ADDRESS")  # set by Ray's job API, or by the user
+    cpus = int(os.environ.get("SFM_RAY_NUM_CPUS") or max(8, os.cpu_count() or 1))
+    if not address and spec.resources.device == "cpu":
+        start.check_cluster(spec, {"CPU": cpus})
+
     import ray
 
     from sfm.train.driver import run
 
-    need = plan.request(spec)
-    address = os.environ.get("RAY_ADDRESS")  # set by Ray's job API, or by the user
-    if address:
-        # Ray's own helpers look for the cluster afresh, and fail where two run on a machine.
-        ray.init(runtime_env={"env_vars": {"RAY_ADDRESS": address}}, logging_level=logging.WARNING)
-    else:
-        # Logical CPUs: Ray counts them and does not pin them. A few more for what Ray itself schedules.
-        cpus = max(os.cpu_count() or 1, int(need.cpus) + 2)
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level=logging.WARNING)
+    try:
+        if address:
+            # Ray's own helpers look for the cluster afresh, and fail where two run on a machine.
+            ray.init(runtime_env={"env_vars": {"RAY_ADDRESS": address}}, logging_level=logging.WARNING)
+        else:
+            # Logical CPUs: Ray counts them and does not pin them.
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level=logging.WARNING)
+    except Exception as error:
+        where = f"connect to Ray at {address}" if address else "start Ray on this machine"
+        raise start.ClusterError(f"cannot {where}: {type(error).__name__}: {error}") from error
     run(spec)
 
 

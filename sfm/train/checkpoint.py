@@ -14,35 +14,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors.torch
 
 from sfm.parallel.engines import MOMENTS, Resume, State
-from sfm.spec import JobSpec, SfmError
+from sfm.spec import JobSpec
 from sfm.train.output import Output
-
-_FOLDER = "checkpoints"
-_MANIFEST = "MANIFEST.json"
-
-
-class CheckpointError(SfmError):
-    """A checkpoint is damaged or belongs to another model."""
-
-
-class Found(NamedTuple):
-    """A committed checkpoint."""
-
-    output: Output
-    name: str
-    """Folder under the output."""
-    steps: int
-    """Optimiser steps it has behind it."""
+from sfm.train.start import FOLDER, MANIFEST, CheckpointError, Found, committed
 
 
 def save(output: Output, state: State, steps: int, spec: JobSpec) -> None:
     """Write and commit a checkpoint after `steps` steps; then remove all but the newest `checkpoint.keep`. On rank 0."""
-    folder = f"{_FOLDER}/step-{steps:08d}"
+    folder = f"{FOLDER}/step-{steps:08d}"
     about = {"steps": steps, "samples": steps * spec.batch.size, "spec": json.loads(spec.model_dump_json())}
     files = {f"{part}.safetensors": safetensors.torch.save(tensors) for part, tensors in state.items()}
     files["state.json"] = json.dumps(about).encode()
@@ -50,35 +34,9 @@ def save(output: Output, state: State, steps: int, spec: JobSpec) -> None:
     for name, content in files.items():
         output.write(f"{folder}/{name}", content)
         manifest[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    output.write(f"{folder}/{_MANIFEST}", json.dumps({"files": manifest}, indent=1).encode())
+    output.write(f"{folder}/{MANIFEST}", json.dumps({"files": manifest}, indent=1).encode())
     for old in committed(output)[: -spec.checkpoint.keep]:
         output.remove(old.name)
-
-
-def committed(output: Output) -> list[Found]:
-    """Committed checkpoints under `output`, oldest first."""
-    found = []
-    for name in output.list(_FOLDER):
-        if name.startswith("step-") and output.read(f"{_FOLDER}/{name}/{_MANIFEST}") is not None:
-            found.append(Found(output, f"{_FOLDER}/{name}", int(name.removeprefix("step-"))))
-    return found
-
-
-def find_start(output: Output, spec: JobSpec) -> Found | None:
-    """The checkpoint a job continues from: its own newest, else the newest of `checkpoint.start_from`.
-
-    Raises:
-        CheckpointError: `start_from` holds no checkpoint.
-    """
-    own = committed(output) if spec.checkpoint.resume else []
-    if own:
-        return own[-1]
-    if spec.checkpoint.start_from is None:
-        return None
-    others = committed(Output(spec.checkpoint.start_from, spec.storage))
-    if not others:
-        raise CheckpointError(f"checkpoint.start_from {spec.checkpoint.start_from} holds no committed checkpoint")
-    return others[-1]
 
 
 def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
@@ -91,7 +49,7 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
         CheckpointError: a file is missing or differs from its hash, or a tensor does not fit the model.
     """
     where = f"checkpoint {found.output.url}/{found.name}"
-    manifest: dict[str, Any] = json.loads(found.output.read(f"{found.name}/{_MANIFEST}") or b"{}")
+    manifest: dict[str, Any] = json.loads(found.output.read(f"{found.name}/{MANIFEST}") or b"{}")
     contents = {}
     for name, expected in manifest["files"].items():
         content = found.output.read(f"{found.name}/{name}")

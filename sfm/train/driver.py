@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from typing import Any
 
@@ -15,29 +14,24 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from sfm import plan
 from sfm.spec import JobSpec, SfmError, dump_spec
 from sfm.survey.mdio import Survey
-from sfm.survey.preflight import check, open_all
+from sfm.survey.preflight import open_all
 from sfm.survey.statistics import estimate
-from sfm.train import checkpoint
 from sfm.train.output import Output
+from sfm.train.start import check_cluster
 from sfm.train.worker import train
 
 
-class ClusterError(SfmError):
-    """The cluster cannot run the job."""
-
-
 def run(spec: JobSpec) -> None:
-    """Run the job to its end. The caller is connected to Ray; `spec` has absolute paths and an output.
+    """Run the job to its end. The caller is connected to Ray and has made every check that needs no cluster;
+    `spec` has absolute paths and an output.
 
     Raises:
         SfmError: with the sentence a user needs: what, where, what to do.
     """
     if spec.output is None:
         raise SfmError("output: the spec has no place for results")
-    check(spec)
     check_cluster(spec, ray.cluster_resources())
     output = Output(spec.output, spec.storage)
-    checkpoint.find_start(output, spec)
     output.write("spec.yaml", dump_spec(spec).encode())
     surveys = open_all(spec)
     statistics = [estimate(survey, spec.window.clip, spec.seed).to_json() for survey in surveys]
@@ -74,25 +68,7 @@ def run(spec: JobSpec) -> None:
 def describe(survey: Survey, statistics: dict[str, Any]) -> str:
     """One line about a survey."""
     sizes = " x ".join(f"{n} {axis.name}" for n, axis in zip(survey.shape, survey.axes, strict=True))
-    return f"survey {survey.url}: {sizes}, {survey.dtype}, live traces {statistics['live_share']:.1%}"
-
-
-def check_cluster(spec: JobSpec, resources: dict[str, float]) -> None:
-    """Refuse a job that the whole cluster could not hold.
-
-    How far a cluster grows by itself stands in SFM_MAX_CPUS and SFM_MAX_GPUS of the environment.
-
-    Raises:
-        ClusterError: naming what is missing.
-    """
-    need = plan.request(spec)
-    for name, wanted in (("CPU", need.cpus), ("GPU", need.gpus)):
-        there = max(resources.get(name, 0), float(os.environ.get(f"SFM_MAX_{name}S", 0)))
-        if wanted > there:
-            raise ClusterError(
-                f"parallel.workers {need.workers} need {wanted:g} {name}s in all, the whole cluster has {there:g}; "
-                f"lower parallel.workers or resources, or add nodes"
-            )
+    return f"survey {survey.url}: {sizes}, {survey.dtype}, {statistics['live_share']:.1%} of the voxels with data"
 
 
 def _sentence(error: BaseException) -> SfmError:

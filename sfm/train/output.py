@@ -1,42 +1,40 @@
 """The folder of a job's results, local or in an object store.
 
-Layout: spec.yaml, statistics.json, metrics/*.jsonl, checkpoints/step-*/, summary.json, *.png.
+Layout: spec.yaml, metrics/*.jsonl, checkpoints/step-*/, summary.json, *.png.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 
-from sfm.spec import SfmError, Storage
-from sfm.survey.store import storage_options
-
-
-class OutputError(SfmError):
-    """Results cannot be written or read where the spec says."""
+from sfm.spec import Storage
+from sfm.survey.store import explain, is_local, local_path, storage_options
 
 
 class Output:
-    """A folder at a URL. Objects appear whole or not at all: local files are renamed into place."""
+    """A folder at a URL. Objects appear whole or not at all: local files are renamed into place.
+
+    Every method raises SurveyError, a sentence, where the store refuses or does not answer.
+    """
 
     def __init__(self, url: str, storage: Storage) -> None:
-        self.url = url.rstrip("/")
-        self.local = "://" not in url
-        self.files, self.root = fsspec.core.url_to_fs(self.url, **({} if self.local else storage_options(url, storage)))
+        self.url, self.storage = url.rstrip("/"), storage
+        self.local = is_local(url)
+        place = str(local_path(self.url)) if self.local else self.url
+        self.files, self.root = fsspec.core.url_to_fs(place, **storage_options(url, storage))
 
     def path(self, name: str) -> str:
         """What `files` calls the object `name`."""
         return f"{self.root}/{name}"
 
     def write(self, name: str, content: bytes) -> None:
-        """Create or replace object `name`.
-
-        Raises:
-            OutputError: the store refused.
-        """
-        try:
+        """Create or replace object `name`."""
+        with self._sentences("write"):
             if self.local:
                 target = Path(self.path(name))
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,37 +46,34 @@ class Output:
                 partial.replace(target)
             else:
                 self.files.pipe_file(self.path(name), content)
-        except OSError as error:
-            raise OutputError(
-                f"output {self.url}: cannot write {name}: {error}; check the URL and its permissions"
-            ) from None
 
     def read(self, name: str) -> bytes | None:
         """Content of object `name`, None where there is none."""
-        self.files.invalidate_cache()
-        try:
-            return self.files.cat_file(self.path(name))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise OutputError(
-                f"output {self.url}: cannot read {name}: {error}; check the URL and its permissions"
-            ) from None
+        with self._sentences("read"):
+            self.files.invalidate_cache()
+            try:
+                return self.files.cat_file(self.path(name))
+            except FileNotFoundError:
+                return None
 
     def list(self, name: str) -> list[str]:
         """Names of the entries right under folder `name`, sorted; empty where there is no such folder."""
-        self.files.invalidate_cache()
-        try:
-            return sorted(
-                entry.rstrip("/").rsplit("/", 1)[-1] for entry in self.files.ls(self.path(name), detail=False)
-            )
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise OutputError(
-                f"output {self.url}: cannot list {name}: {error}; check the URL and its permissions"
-            ) from None
+        with self._sentences("list"):
+            self.files.invalidate_cache()
+            try:
+                entries = self.files.ls(self.path(name), detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in entries)
 
     def remove(self, name: str) -> None:
-        """Remove folder `name` and all under it."""
-        self.files.rm(self.path(name), recursive=True)
+        """Remove object or folder `name` and all under it."""
+        with self._sentences("remove"):
+            self.files.rm(self.path(name), recursive=True)
+
+    @contextmanager
+    def _sentences(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise explain(error, self.url, self.storage, action=action) from error

@@ -33,6 +33,7 @@ from sfm.train.metrics import MetricLog, read_metrics
 from sfm.train.output import Output
 from sfm.train.pictures import loss_png, section_png
 from sfm.train.schedule import learning_rate
+from sfm.train.start import find_start
 from sfm.train.step import MicroBatch, run_step
 
 
@@ -58,7 +59,7 @@ def train(config: dict[str, Any]) -> None:
     rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
     model = MaskedAutoencoder.from_spec(spec)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    found = checkpoint.find_start(output, spec)
+    found = find_start(output, spec)
     resume = checkpoint.load(found, shapes) if found else None
     first = resume.steps if resume else 0
     if mesh.rank == 0 and found:
@@ -159,6 +160,8 @@ def _write_section(output: Output, spec: JobSpec, section: Section) -> None:
 
 def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None) -> None:
     records = read_metrics(output)
+    if not records:
+        raise TrainingError(f"output {output.url}: the metrics of this job are gone; was the folder emptied meanwhile?")
     last, warm = records[-20:], records[1:] or records  # the first step waits for readers to start
     seconds = sum(r["step_seconds"] for r in warm)
     summary = {

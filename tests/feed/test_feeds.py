@@ -92,10 +92,10 @@ def test_training_predicts_a_share_of_the_masked_tokens_and_evaluation_all(surve
 
 @pytest.fixture(scope="module")
 def connected():
-    """A Ray of this process's own: its reader actors may be killed."""
+    """A Ray of this process's own, with room for a reader and nothing else: that actor may be killed."""
     import ray
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
     yield ray
     ray.shutdown()
 
@@ -103,7 +103,7 @@ def connected():
 @pytest.mark.usefixtures("connected")
 def test_ray_feed_equals_direct_feed_even_when_its_reader_dies(survey, monkeypatch):
     monkeypatch.setattr("sfm.feed.ray_data.BLOCK_BYTES", 4 * 8 * 12 * 16 * 3)  # many blocks
-    spec = job(survey)
+    spec = job(survey, resources={"reader_cpus": 1})
     source, statistics = source_of(spec, range(2, 4))
     order = RankOrder.of(spec, 1)
     expected = direct_feed(source, order, 6, 126, spec.micro_batch)

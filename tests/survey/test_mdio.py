@@ -124,9 +124,7 @@ def test_damaged_metadata(tmp_path: Path) -> None:
 
 
 def test_unknown_scheme() -> None:
-    with pytest.raises(
-        SurveyError, match=r"gs://b/k: surveys are read from s3://bucket/key or a local path, not from 'gs://'"
-    ):
+    with pytest.raises(SurveyError, match=r"gs://b/k: only s3://bucket/key and local paths are served, not 'gs://'"):
         open_survey("gs://b/k")
     with pytest.raises(SurveyError, match=r"names no bucket"):
         open_survey("s3://")

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfm.spec import Storage, parse_spec
+from sfm.spec import SfmError, Storage, parse_spec
 from sfm.train import checkpoint
 from sfm.train.output import Output
+from sfm.train.start import CheckpointError, ClusterError, check, check_cluster, committed, find_start
 
 SHAPES = {"a.weight": (3, 2), "b": (5,)}
 
@@ -32,7 +33,7 @@ def state(seed):
 
 def test_reads_back_the_same_bits(output):
     checkpoint.save(output, state(0), 7, spec_of())
-    resume = checkpoint.load(checkpoint.find_start(output, spec_of()), SHAPES)
+    resume = checkpoint.load(find_start(output, spec_of()), SHAPES)
     assert resume.steps == 7
     for part, tensors in state(0).items():
         for name, tensor in tensors.items():
@@ -42,7 +43,7 @@ def test_reads_back_the_same_bits(output):
 def test_keeps_the_newest(output):
     for steps in (10, 20, 30):
         checkpoint.save(output, state(steps), steps, spec_of(keep=2))
-    assert [found.steps for found in checkpoint.committed(output)] == [20, 30]
+    assert [found.steps for found in committed(output)] == [20, 30]
     assert output.list("checkpoints") == ["step-00000020", "step-00000030"]
 
 
@@ -50,7 +51,7 @@ def test_without_a_manifest_it_was_never_written(output):
     checkpoint.save(output, state(0), 10, spec_of())
     checkpoint.save(output, state(1), 20, spec_of())
     Path(output.path("checkpoints/step-00000020/MANIFEST.json")).unlink()
-    assert checkpoint.find_start(output, spec_of()).steps == 10
+    assert find_start(output, spec_of()).steps == 10
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "exp_avg.safetensors", "state.json"])
@@ -60,29 +61,28 @@ def test_one_flipped_bit_is_refused(output, name):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(checkpoint.CheckpointError, match=f"{name} is missing or damaged"):
-        checkpoint.load(checkpoint.find_start(output, spec_of()), SHAPES)
+    with pytest.raises(CheckpointError, match=f"{name} is missing or damaged"):
+        checkpoint.load(find_start(output, spec_of()), SHAPES)
 
 
 def test_another_model_is_refused(output):
     checkpoint.save(output, state(0), 10, spec_of())
-    with pytest.raises(checkpoint.CheckpointError, match=r"weights of a\.weight does not fit"):
-        checkpoint.load(checkpoint.find_start(output, spec_of()), {**SHAPES, "a.weight": (2, 3)})
+    with pytest.raises(CheckpointError, match=r"weights of a\.weight does not fit"):
+        checkpoint.load(find_start(output, spec_of()), {**SHAPES, "a.weight": (2, 3)})
 
 
 def test_starts_from_another_job_only_where_it_has_none_of_its_own(output, tmp_path):
     other = Output(str(tmp_path / "other"), Storage())
     checkpoint.save(other, state(0), 50, spec_of())
-    assert checkpoint.find_start(output, spec_of()) is None
-    assert checkpoint.find_start(output, spec_of(start_from=other.url)).steps == 50
+    assert find_start(output, spec_of()) is None
+    assert find_start(output, spec_of(start_from=other.url)).steps == 50
     checkpoint.save(output, state(1), 60, spec_of())
-    assert checkpoint.find_start(output, spec_of(start_from=other.url)).steps == 60
-    assert checkpoint.find_start(output, spec_of(resume=False)) is None
+    assert find_start(output, spec_of(start_from=other.url)).steps == 60
 
 
 def test_a_start_without_checkpoint_is_a_mistake(output, tmp_path):
-    with pytest.raises(checkpoint.CheckpointError, match="holds no committed checkpoint"):
-        checkpoint.find_start(output, spec_of(start_from=str(tmp_path / "nothing")))
+    with pytest.raises(CheckpointError, match="holds no committed checkpoint"):
+        find_start(output, spec_of(start_from=str(tmp_path / "nothing")))
 
 
 def test_stores_the_spec_and_the_cursor(output):
@@ -91,3 +91,47 @@ def test_stores_the_spec_and_the_cursor(output):
     about = json.loads(output.read("checkpoints/step-00000010/state.json"))
     assert about["samples"] == 10 * spec.batch.size
     assert parse_spec(about["spec"]) == spec
+
+
+def test_a_start_with_nothing_left_to_train_is_a_mistake(output, tmp_path):
+    other = Output(str(tmp_path / "other"), Storage())
+    checkpoint.save(other, state(0), 1000, spec_of())
+    with pytest.raises(CheckpointError, match="has 1000 steps behind it, and steps 1000 asks for no more"):
+        find_start(output, spec_of(start_from=other.url))
+
+
+def with_output(url, **options):
+    return spec_of(**options).model_copy(update={"output": url})
+
+
+def test_not_to_resume_refuses_a_used_output(output):
+    check(with_output(output.url, resume=False))
+    checkpoint.save(output, state(0), 10, spec_of())
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of an earlier run and checkpoint\.resume is false"):
+        check(with_output(output.url, resume=False))
+    check(with_output(output.url))
+    assert output.list("") == ["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("/proc/none/out", "cannot write it"),
+        ("gs://bucket/out", "only s3://bucket/key and local paths are served"),
+        ("s3://bucket/out", "cannot connect to http://127.0.0.1:9"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_a_sentence(url, words, monkeypatch):
+    for name, value in (("ENDPOINT_URL", "http://127.0.0.1:9"), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with pytest.raises(SfmError, match=words):
+        check(with_output(url))
+
+
+def test_a_job_larger_than_the_cluster_is_refused(monkeypatch):
+    spec = parse_spec({"surveys": [{"url": "unused"}], "parallel": {"workers": 4}})
+    check_cluster(spec, {"CPU": 5})
+    with pytest.raises(ClusterError, match=r"parallel\.workers 4 need 5 CPUs in all, the whole cluster has 4"):
+        check_cluster(spec, {"CPU": 4})
+    monkeypatch.setenv("SFM_MAX_CPUS", "64")
+    check_cluster(spec, {"CPU": 4})

@@ -1,0 +1,102 @@
+"""Where a job begins: the committed checkpoints of an output, and what is refused before anything starts. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sfm import plan
+from sfm.spec import JobSpec, SfmError
+from sfm.train.output import Output
+
+FOLDER = "checkpoints"
+MANIFEST = "MANIFEST.json"
+
+
+class ClusterError(SfmError):
+    """The cluster cannot run the job."""
+
+
+class CheckpointError(SfmError):
+    """A checkpoint is damaged or belongs to another model."""
+
+
+class Found(NamedTuple):
+    """A committed checkpoint."""
+
+    output: Output
+    name: str
+    """Folder under the output."""
+    steps: int
+    """Optimiser steps it has behind it."""
+
+
+def committed(output: Output) -> list[Found]:
+    """Committed checkpoints under `output`, oldest first."""
+    found = []
+    for name in output.list(FOLDER):
+        if name.startswith("step-") and output.read(f"{FOLDER}/{name}/{MANIFEST}") is not None:
+            found.append(Found(output, f"{FOLDER}/{name}", int(name.removeprefix("step-"))))
+    return found
+
+
+def find_start(output: Output, spec: JobSpec) -> Found | None:
+    """The checkpoint to continue from: the newest of the job itself, else of `checkpoint.start_from`.
+
+    Raises:
+        CheckpointError: `start_from` holds no checkpoint, or has nothing left to train.
+    """
+    own = committed(output)
+    if own:
+        return own[-1]
+    source = spec.checkpoint.start_from
+    if source is None:
+        return None
+    others = committed(Output(source, spec.storage))
+    if not others:
+        raise CheckpointError(f"checkpoint.start_from {source} holds no committed checkpoint")
+    if others[-1].steps >= spec.steps:
+        raise CheckpointError(
+            f"checkpoint.start_from {source} has {others[-1].steps} steps behind it, and steps {spec.steps} asks for no "
+            "more; steps counts from the very beginning"
+        )
+    return others[-1]
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse what can be known to fail: an output that cannot be written, or a start that is not there.
+
+    Raises:
+        SfmError: a sentence.
+    """
+    if spec.output is not None:
+        output = Output(spec.output, spec.storage)
+        output.write(".write-check", b"")
+        output.remove(".write-check")
+        if not spec.checkpoint.resume and committed(output):
+            raise CheckpointError(
+                f"output {spec.output} holds checkpoints of an earlier run and checkpoint.resume is false; "
+                "choose another output, or remove that one"
+            )
+        find_start(output, spec)
+    elif spec.checkpoint.start_from is not None and not committed(Output(spec.checkpoint.start_from, spec.storage)):
+        raise CheckpointError(f"checkpoint.start_from {spec.checkpoint.start_from} holds no committed checkpoint")
+
+
+def check_cluster(spec: JobSpec, resources: Mapping[str, float]) -> None:
+    """Refuse a job that the whole cluster, of `resources` by Ray's names, could not hold.
+
+    How far a cluster grows by itself stands in SFM_MAX_CPUS and SFM_MAX_GPUS of the environment.
+
+    Raises:
+        ClusterError: naming what is missing.
+    """
+    need = plan.request(spec)
+    for name, wanted in (("CPU", need.cpus), ("GPU", need.gpus)):
+        there = max(resources.get(name, 0), float(os.environ.get(f"SFM_MAX_{name}S", 0)))
+        if wanted > there:
+            raise ClusterError(
+                f"parallel.workers {need.workers} need {wanted:g} {name}s in all, the whole cluster has {there:g}; "
+                f"lower parallel.workers or resources, or add nodes"
+            )
