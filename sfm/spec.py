@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 
 class SfmError(Exception):
@@ -136,11 +136,12 @@ class Model(_Model):
     """Whether each block keeps its input alone and is computed again in the backward pass: a third more
     compute for a fraction of the memory, the same gradients; default false."""
 
-    @model_validator(mode="after")
-    def _preset_exists(self) -> Model:
-        if self.preset not in PRESETS:
-            raise ValueError(f"unknown preset '{self.preset}'{_nearest(self.preset, PRESETS)}")
-        return self
+    @field_validator("preset")
+    @classmethod
+    def _preset_exists(cls, preset: str) -> str:
+        if preset not in PRESETS:
+            raise ValueError(f"unknown preset '{preset}'{_nearest(preset, PRESETS)}")
+        return preset
 
     @model_validator(mode="after")
     def _only_cross_attention_leaves_tokens_out(self) -> Model:
@@ -438,6 +439,19 @@ def load_spec(source: str | Path) -> JobSpec:
     return parse_spec(parse_yaml(text, where=str(path)))
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML would keep the last without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: list[Any] = []
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"'{name}' stands twice", key.start_mark)
+            seen.append(name)
+        return super().construct_mapping(node, deep)
+
+
 _DEEPEST = 32  # levels of nesting that are read: PyYAML's time grows with their square
 
 
@@ -455,7 +469,7 @@ def parse_yaml(text: str, *, where: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 raise SpecError(f"{where}: nested more than {_DEEPEST} levels deep; a job spec is not")
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except ValueError as error:  # such as a date of month 13
         raise SpecError(f"{where}: malformed YAML: {error}") from None
     except yaml.YAMLError as error:

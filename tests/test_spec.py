@@ -28,7 +28,7 @@ def test_defaults_are_a_valid_job():
     ("changes", "words"),
     [
         ({"window": {"shape": [60, 64, 64]}}, ["model.patch 16", "window.shape 60", "inline", "48 or 64"]),
-        ({"model": {"preset": "hugh"}}, ["unknown preset 'hugh'", "did you mean 'huge'?"]),
+        ({"model": {"preset": "hugh"}}, ["model.preset: unknown preset 'hugh'", "did you mean 'huge'?"]),
         ({"paralel": {}}, ["paralel: unknown field", "did you mean 'parallel'?"]),
         ({"surveys": [{"url": "a", "wieght": 2}]}, ["surveys[0].wieght: unknown field", "'weight'"]),
         (
@@ -128,6 +128,7 @@ def test_visible_tokens_are_the_nearest_count(tokens, ratio):
         ("surveys: 2024-13-01", "month must be in 1..12"),
         ("[" * 3000, "nested more than 32 levels"),
         ("a: &x 1\nb: *x", "aliases"),
+        ("steps: 5\nsteps: 6", r"line 2, column 1: malformed YAML: 'steps' stands twice"),
         ("resources: {cpus_per_worker: .inf}", "cpus_per_worker"),
     ],
 )

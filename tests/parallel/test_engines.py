@@ -184,3 +184,15 @@ def test_another_engine_at_another_size_continues(zero2, workers, context, engin
     found = np.array(run_ranks(load_and_go_on, workers, spec_of(workers, context, engine, 2), path)[0])
     np.testing.assert_allclose(found[0, 0], expected[0, 0], rtol=1e-6)  # the weights
     np.testing.assert_allclose(found, expected, rtol=1e-5)  # the moments
+
+
+def whole_and_resumed(specs):
+    return [(take_steps(spec, None), take_steps(spec, STEPS // 2)) for spec in specs]
+
+
+def test_resume_at_the_same_size_is_equal_to_the_last_bit():
+    engines = ("zero2", "zero3", "fsdp2", "ddp")
+    specs = [spec_of(2, 2, engine, 2) for engine in engines] + [spec_of(2, 1, "zero2", 1, "bf16")]
+    for rank in run_ranks(whole_and_resumed, 2, specs):
+        for spec, (whole, resumed) in zip(specs, rank, strict=True):
+            assert whole == resumed, f"{spec.parallel.engine}, {spec.precision}"
