@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,14 +125,15 @@ def assert_fits(page: Page) -> None:
 
 
 def write_noisy_metrics(job: dict[str, str], first: int, last: int) -> None:
-    """A loss that falls from 2 to 0.2 under much noise; the newest file wins where steps come again."""
+    """A loss that falls from 2 to 0.2 under much noise; the record written last wins where steps come again."""
     noise = random.Random(0)
     with (Path(job["output"]) / "metrics" / f"step-{first:08}.jsonl").open("w") as file:
         for step in range(first, last + 1):
             loss = 2 * 10 ** (-step / last) * noise.uniform(0.7, 1.4)
             speed = {"tokens_per_s": 51_200.0, "data_wait_share": 0.125, "step_seconds": 0.5}
             file.write(
-                json.dumps({"step": step, "loss": loss, "grad_norm": 1.0, "lr": 1e-3, "time": 0.0} | speed) + "\n"
+                json.dumps({"step": step, "loss": loss, "grad_norm": 1.0, "lr": 1e-3, "time": time.time()} | speed)
+                + "\n"
             )
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3fs
 
 from service.jobs.outputs import Output
 from sfm.spec import Storage
-from tests.service.conftest import until
+from sfm.survey.devstore import DevStore
 
 
 def lines(*records: tuple[int, float]) -> str:
@@ -44,43 +42,39 @@ def test_only_known_names_are_artifacts(tmp_path: Path, name: str) -> None:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
-    """A real S3 server over a directory: the directory of bucket `models`, and the server's URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    key, secret = "k" * 20, "s" * 40
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DevStore]:
+    """A real S3 server with a bucket `models`; its keys, and nothing else of it, in the environment."""
     (tmp_path / "models").mkdir()
-    rclone = Path(sys.executable).with_name("rclone")
-    options = ["--addr", address, "--auth-key", f"{key},{secret}", "--config", str(tmp_path / "none")]
-    server = subprocess.Popen([rclone, "serve", "s3", *options, "--dir-cache-time", "0", tmp_path])
-    try:
-        until(lambda: _listens(address), "S3 server")
-        yield tmp_path / "models", f"http://{address}"
-    finally:
-        server.terminate()
-        server.wait()
+    with DevStore(tmp_path) as running:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", running.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", running.secret_key)
+        yield running
 
 
-def _listens(address: str) -> bool:
-    host, port = address.split(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
-
-
-def test_s3(bucket: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, endpoint = bucket
-    parts = directory / "run" / "metrics"
-    parts.mkdir(parents=True)
-    (parts / "0000.jsonl").write_text(lines((0, 1.0)))
+def test_s3(store: DevStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = store.endpoint_url
+    bucket = s3fs.S3FileSystem(endpoint_url=endpoint, client_kwargs={"region_name": "us-east-1"})
+    bucket.pipe_file("models/run/metrics/0000.jsonl", lines((0, 1.0)).encode())
     output = Output("s3://models/run", Storage(endpoint_url=endpoint, region="us-east-1"))
     assert output.metrics() == [{"step": 0, "loss": 1.0}]
-    (parts / "0001.jsonl").write_text(lines((0, 2.0), (1, 3.0)))
-    (directory / "run" / "summary.json").write_text("{}")
+    bucket.pipe_file("models/run/metrics/0001.jsonl", lines((0, 2.0), (1, 3.0)).encode())
+    bucket.pipe_file("models/run/summary.json", b"{}")
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     by_environment = Output("s3://models/run", Storage())
     assert by_environment.metrics() == [{"step": 0, "loss": 2.0}, {"step": 1, "loss": 3.0}], "listings are not kept"
     assert by_environment.artifact("summary.json") == b"{}"
     assert by_environment.artifact("loss.png") is None
+
+
+def test_of_a_repeated_step_the_record_written_last_counts(tmp_path: Path) -> None:
+    """A resume from step 120 wrote part 121 anew, further than the old part 130, which is still there."""
+    parts = tmp_path / "metrics"
+    parts.mkdir()
+
+    def part(first: int, last: int, loss: float, time: float) -> None:
+        records = [{"step": step, "loss": loss, "time": time} for step in range(first, last + 1)]
+        (parts / f"step-{first:08d}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    part(130, 139, loss=9.0, time=1.0)
+    part(121, 140, loss=1.0, time=2.0)
+    assert {record["loss"] for record in Output(str(tmp_path), Storage()).metrics()} == {1.0}
