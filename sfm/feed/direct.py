@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 from sfm.feed.order import RankOrder
@@ -12,7 +12,7 @@ from sfm.feed.source import Columns, SampleSource
 
 def direct_feed(
     source: SampleSource, order: RankOrder, start: int, stop: int, micro: int, ahead: int = 2
-) -> Iterator[Columns]:
+) -> Generator[Columns, None, None]:
     """Micro-batches of `micro` windows at positions `start` ... `stop` - 1 of a rank's sequence, in order.
 
     Args:

@@ -7,7 +7,7 @@ numbers only, so what it does never changes which window comes when.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,13 @@ class _Reader:
 
 def ray_feed(
     spec: JobSpec, statistics: Sequence[dict[str, Any]], rows: range, order: RankOrder, start: int, stop: int
-) -> Iterator[Columns]:
+) -> Generator[Columns, None, None]:
     """Micro-batches at positions `start` ... `stop` - 1 of a rank's sequence, in order. Runs inside the rank's worker."""
     window = 4 * math.prod(spec.window.shape) * len(rows) // spec.grid[0]  # bytes
     per_block = max(1, BLOCK_BYTES // window)
     blocks = [range(first, min(first + per_block, stop)) for first in range(start, stop, per_block)]
+    if not blocks:
+        return
     # Numbers made here need no task to read them: a task would wait for a CPU that the job never asked for.
     numbers = ray.data.from_items(list(range(len(blocks))), override_num_blocks=min(200, len(blocks)))
     dataset = numbers.map_batches(

@@ -9,9 +9,9 @@ import numpy as np
 
 from sfm.model.masking import draw_mask
 from sfm.spec import JobSpec
-from sfm.survey.mdio import open_survey
+from sfm.survey.preflight import open_all, sampler_of
 from sfm.survey.reader import WindowReader
-from sfm.survey.sampler import Sample, Sampler
+from sfm.survey.sampler import Sample
 from sfm.survey.statistics import Statistics
 
 Columns = dict[str, np.ndarray]
@@ -29,19 +29,13 @@ class SampleSource:
     def __init__(self, spec: JobSpec, statistics: Sequence[dict[str, Any]], rows: range | None = None) -> None:
         self.spec = spec
         self.rows = rows if rows is not None else range(spec.grid[0])
-        surveys = [open_survey(s.url, s.storage) for s in spec.surveys]
+        surveys = open_all(spec)
         budget = spec.resources.cache_mib * 2**20 // len(surveys)
         self.readers = [
             WindowReader(survey, Statistics.from_json(stats), budget)
             for survey, stats in zip(surveys, statistics, strict=True)
         ]
-        self.sampler = Sampler(
-            [survey.shape for survey in surveys],
-            [s.weight for s in spec.surveys],
-            spec.window.shape,
-            spec.window.held_out,
-            spec.seed,
-        )
+        self.sampler = sampler_of(spec, surveys)
 
     def voxels(self, sample: Sample, rows: range | None = None) -> np.ndarray:
         """Normalised amplitudes of patch `rows` of a window, [I, X, T] float32, NaN without data."""

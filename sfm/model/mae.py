@@ -6,6 +6,7 @@ NaN marks voxels without data; they are zero to the encoder and absent from the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sfm.model.blocks import Attend, Memory, Rotation, Stack, attend_local
-from sfm.model.patches import Grid, gather_patches, patch_volume
+from sfm.model.patches import Grid, gather_patches
 from sfm.model.positions import rotary, sincos
 from sfm.spec import JobSpec, Model
 
@@ -59,6 +60,15 @@ def masked_live(voxels: Tensor, masked: Tensor, patch: tuple[int, int, int], fir
     per_patch = torch.cat(counts, dim=1)  # [B, tokens of the slab]
     before = first_row * counts[0].shape[1]
     return per_patch.gather(1, masked - before).sum()
+
+
+def targets(
+    voxels: Tensor, masked: Tensor, patch: tuple[int, int, int], first_row: int = 0, *, normalise: bool
+) -> tuple[Tensor, Scale]:
+    """What the prediction of `masked` patches should be: [B, M, P], NaN where there is no data, and the scale it is in."""
+    amplitudes = gather_patches(voxels, masked, patch, first_row)
+    scale = Scale.of(amplitudes) if normalise else Scale.none(amplitudes)
+    return scale.apply(amplitudes), scale
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
@@ -113,7 +123,7 @@ class MaskedAutoencoder(nn.Module):
         self.patch, self.grid = model.patch, grid
         self.positions, self.normalise = model.positions, model.normalise_patches
         enc, dec = model.encoder_size, model.decoder_size
-        volume = patch_volume(model.patch)
+        volume = math.prod(model.patch)
         self.cross = model.decoder_attention == "cross"
         recompute = model.checkpoint_activations
         self.embed = nn.Linear(volume, enc.width)
@@ -179,12 +189,6 @@ class MaskedAutoencoder(nn.Module):
         x = self.decoder(x, rotation, attend_decoder)
         return x[:, visible.shape[1] :]
 
-    def target(self, voxels: Tensor, masked: Tensor, first_row: int = 0) -> tuple[Tensor, Scale]:
-        """What the prediction should be: [B, M, P], NaN where there is no data, and the scale it is in."""
-        amplitudes = gather_patches(voxels, masked, self.patch, first_row)
-        scale = Scale.of(amplitudes) if self.normalise else Scale.none(amplitudes)
-        return scale.apply(amplitudes), scale
-
     def forward(
         self,
         voxels: Tensor,
@@ -212,7 +216,7 @@ class MaskedAutoencoder(nn.Module):
         return self.head(x, lambda prediction, tokens: self._error(prediction, tokens, voxels, first_row), masked)
 
     def _error(self, prediction: Tensor, masked: Tensor, voxels: Tensor, first_row: int) -> Tensor:
-        target, _ = self.target(voxels, masked, first_row)
+        target, _ = targets(voxels, masked, self.patch, first_row, normalise=self.normalise)
         return squared_error(prediction, target)
 
     def _place(self, x: Tensor, tokens: Tensor, stack: int) -> tuple[Tensor, Rotation]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -27,26 +25,25 @@ def gather_patches(voxels: Tensor, tokens: Tensor, patch: tuple[int, int, int], 
     Returns:
         [B, N, P] with P the volume of a patch.
     """
-    grid = tuple(n // p for n, p in zip(voxels.shape[1:], patch, strict=True))
-    view = voxels.unflatten(3, (grid[2], patch[2])).unflatten(2, (grid[1], patch[1])).unflatten(1, (grid[0], patch[0]))
-    view = view.permute(0, 1, 3, 5, 2, 4, 6)  # [B, gi, gx, gt, pi, px, pt]: still no copy
-    row, crossline, sample = coordinates(tokens, (grid[0], grid[1], grid[2]))
-    sample_of_batch = torch.arange(len(tokens), device=tokens.device)[:, None]
-    return view[sample_of_batch, row - first_row, crossline, sample].flatten(2)
+    return _cut(voxels, patch)[_places(voxels, tokens, patch, first_row)].flatten(2)
 
 
 def scatter_patches(patches: Tensor, tokens: Tensor, window: Tensor, patch: tuple[int, int, int]) -> Tensor:
     """Write `patches` [B, N, P] at `tokens` [B, N] into a copy of `window` [B, I, X, T]; the inverse of gathering."""
     out = window.clone()
-    grid = tuple(n // p for n, p in zip(window.shape[1:], patch, strict=True))
-    view = out.unflatten(3, (grid[2], patch[2])).unflatten(2, (grid[1], patch[1])).unflatten(1, (grid[0], patch[0]))
-    view = view.permute(0, 1, 3, 5, 2, 4, 6)
-    row, crossline, sample = coordinates(tokens, (grid[0], grid[1], grid[2]))
-    sample_of_batch = torch.arange(len(tokens), device=tokens.device)[:, None]
-    view[sample_of_batch, row, crossline, sample] = patches.unflatten(2, patch).to(out.dtype)
+    _cut(out, patch)[_places(out, tokens, patch)] = patches.unflatten(2, patch).to(out.dtype)
     return out
 
 
-def patch_volume(patch: tuple[int, int, int]) -> int:
-    """Voxels of one patch."""
-    return math.prod(patch)
+def _cut(voxels: Tensor, patch: tuple[int, int, int]) -> Tensor:
+    """[B, I, X, T] -> [B, gi, gx, gt, pi, px, pt], a view: nothing is copied."""
+    view = voxels.unflatten(3, (-1, patch[2])).unflatten(2, (-1, patch[1])).unflatten(1, (-1, patch[0]))
+    return view.permute(0, 1, 3, 5, 2, 4, 6)
+
+
+def _places(voxels: Tensor, tokens: Tensor, patch: tuple[int, int, int], first_row: int = 0) -> tuple[Tensor, ...]:
+    """Index of `tokens` [B, N] in what :func:`_cut` makes of the slab `voxels` that begins at patch row `first_row`."""
+    _, rows, crosslines, samples = voxels.shape
+    grid = (rows // patch[0], crosslines // patch[1], samples // patch[2])
+    row, crossline, sample = coordinates(tokens, grid)
+    return torch.arange(len(tokens), device=tokens.device)[:, None], row - first_row, crossline, sample

@@ -6,7 +6,7 @@ The group's size must divide the heads; the tokens may be uneven.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sfm.model.blocks import Attend, attend_local
+
+Move = Callable[[Tensor, dist.ProcessGroup, list[int]], Tensor]
 
 
 class UlyssesAttend:
@@ -28,9 +30,11 @@ class UlyssesAttend:
         self.group, self.lengths, self.inner = group, list(lengths), inner
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        qkv = _ToHeads.apply(torch.stack([q, k, v]), self.group, self.lengths)  # [3, B, H / P, N, D]
+        qkv = _Trade.apply(
+            torch.stack([q, k, v]), _to_heads, _to_tokens, self.group, self.lengths
+        )  # [3, B, H / P, N, D]
         out = self.inner(qkv[0], qkv[1], qkv[2])
-        return _ToTokens.apply(out[None], self.group, self.lengths)[0]
+        return _Trade.apply(out[None], _to_tokens, _to_heads, self.group, self.lengths)[0]
 
 
 def _to_heads(x: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> Tensor:
@@ -55,23 +59,14 @@ def _to_tokens(x: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> Tenso
     return received.view(size, *x.shape[:3], own, -1).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
 
 
-class _ToHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> Tensor:
-        ctx.group, ctx.lengths = group, lengths
-        return _to_heads(x, group, lengths)
+class _Trade(torch.autograd.Function):
+    """`there` in the forward pass; `back`, its inverse and so its transpose, in the backward pass."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _to_tokens(grads[0], ctx.group, ctx.lengths), None, None
-
-
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> Tensor:
-        ctx.group, ctx.lengths = group, lengths
-        return _to_tokens(x, group, lengths)
+    def forward(ctx: Any, x: Tensor, there: Move, back: Move, group: dist.ProcessGroup, lengths: list[int]) -> Tensor:
+        ctx.back, ctx.group, ctx.lengths = back, group, lengths
+        return there(x, group, lengths)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _to_heads(grads[0], ctx.group, ctx.lengths), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return ctx.back(grads[0], ctx.group, ctx.lengths), None, None, None, None

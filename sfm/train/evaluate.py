@@ -10,7 +10,7 @@ from torch import nn
 
 from sfm.feed.source import SampleSource
 from sfm.model.baseline import neighbour_mean
-from sfm.model.mae import Scale, masked_live, squared_error
+from sfm.model.mae import masked_live, squared_error, targets
 from sfm.model.patches import gather_patches, scatter_patches
 from sfm.parallel.context import Attends
 from sfm.parallel.mesh import Mesh
@@ -73,9 +73,7 @@ def evaluate(
             voxels, visible, masked, first_row=rows.start,
             attend_encoder=attends.encoder, attend_decoder=attends.decoder, predict=True,
         ).float()  # fmt: skip
-        amplitudes = gather_patches(voxels, masked, spec.model.patch, rows.start)
-        scale = Scale.of(amplitudes) if spec.model.normalise_patches else Scale.none(amplitudes)
-        target = scale.apply(amplitudes)
+        target, scale = targets(voxels, masked, spec.model.patch, rows.start, normalise=spec.model.normalise_patches)
         per_row = spec.grid[1] * spec.grid[2]
         before = with_halo.start * per_row
         neighbours = neighbour_mean(

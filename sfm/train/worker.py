@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import ray.train
@@ -26,7 +26,7 @@ from sfm.parallel.engines import build_engine
 from sfm.parallel.mesh import Mesh, build_mesh
 from sfm.parallel.slab import slab_rows
 from sfm.spec import JobSpec, SfmError
-from sfm.survey.mdio import open_survey
+from sfm.survey.mdio import Survey
 from sfm.train import checkpoint
 from sfm.train.evaluate import HeldOut, Section, evaluate
 from sfm.train.metrics import MetricLog, read_metrics
@@ -107,7 +107,7 @@ def train(config: dict[str, Any]) -> None:
     batches.close()
     held_out, section = evaluate(engine.model, source, mesh, attend, device) if spec.window.held_out else (None, None)
     if section is not None:
-        _write_section(output, spec, section)
+        _write_section(output, source.readers[section.survey].survey, section)
     ray.train.report({"step": spec.steps})  # the picture is there before rank 0 says so
     if log is not None:
         log.flush()
@@ -123,19 +123,15 @@ def _device(spec: JobSpec) -> torch.device:
     return torch.device("cpu")
 
 
-def _feed(spec: JobSpec, source: SampleSource, mesh: Mesh, statistics: list[dict[str, Any]], first: int) -> Any:
-    """Micro-batches of this rank from step `first` on: a generator."""
+def _feed(
+    spec: JobSpec, source: SampleSource, mesh: Mesh, statistics: list[dict[str, Any]], first: int
+) -> Generator[Columns, None, None]:
+    """Micro-batches of this rank from step `first` on."""
     order = RankOrder.of(spec, mesh.data_rank)
     start, stop = first * order.per_step, spec.steps * order.per_step
-    if start == stop:
-        return _nothing()
     if spec.feed == "ray":
         return ray_feed(spec, statistics, source.rows, order, start, stop)
     return direct_feed(source, order, start, stop, spec.micro_batch)
-
-
-def _nothing() -> Iterator[Columns]:
-    yield from ()
 
 
 def _to_device(columns: Columns, device: torch.device) -> MicroBatch:
@@ -151,10 +147,8 @@ def _line(record: dict[str, Any], steps: int) -> str:
     )
 
 
-def _write_section(output: Output, spec: JobSpec, section: Section) -> None:
-    source = spec.surveys[section.survey]
-    survey = open_survey(source.url, source.storage)
-    name = source.url.rstrip("/").rsplit("/", 1)[-1]
+def _write_section(output: Output, survey: Survey, section: Section) -> None:
+    name = survey.url.rstrip("/").rsplit("/", 1)[-1]
     output.write("reconstruction.png", section_png(section, survey, name))
 
 
