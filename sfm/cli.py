@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 import click
 
 from sfm import plan
-from sfm.spec import SfmError, dump_spec, load_spec
+from sfm.plan.forecast import EFFICIENCY
+from sfm.plan.machines import GPUS
+from sfm.spec import JobSpec, SfmError, dump_spec, load_spec
 
 _SERVICE = ("fastapi", "httpx", "pydantic_settings", "ray", "sqlalchemy", "uvicorn")
 
@@ -37,28 +40,75 @@ def sfm() -> None:
 @click.argument("job", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def validate(job: str, as_json: bool) -> None:
-    """Check a job spec: print it in full, with tokens per sample, parameters and memory per device."""
+    """Check a job spec and print it in full."""
     spec = load_spec(job)
-    memory = plan.memory(spec)
-    need = plan.request(spec)
-    if as_json:
-        figures = {
-            "tokens_per_sample": spec.tokens,
-            "parameters": plan.parameters(spec),
-            "memory_per_device_bytes": {**vars(memory), "total": memory.total},
-            "request": vars(need),
-        }
-        click.echo(json.dumps({"spec": json.loads(spec.model_dump_json()), **figures}))
-        return
-    click.echo(dump_spec(spec))
-    data, context = spec.parallel.data, spec.parallel.context
+    plan.check(spec)
+    click.echo(json.dumps(json.loads(spec.model_dump_json())) if as_json else dump_spec(spec))
+
+
+@click.command("plan")
+@click.argument("job", type=click.Path())
+@click.option("--gpu", type=click.Choice(list(GPUS)), help="This kind of GPU alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan_(job: str, gpu: str | None, as_json: bool) -> None:
+    """Say what a job takes: memory, operations and communication per step, and on which GPUs it fits. All predicted."""
+    spec = plan.settle(load_spec(job))
+    forecasts = [plan.forecast(spec, name) for name in ([gpu] if gpu else GPUS)]
+    click.echo(json.dumps(_figures(spec, forecasts)) if as_json else _table(spec, forecasts))
+    plan.check(spec)
+
+
+def _figures(spec: JobSpec, forecasts: list[plan.Forecast]) -> dict[str, Any]:
+    """What `sfm plan --json` prints: bytes, seconds and operations of one optimiser step."""
+    memory, operations = plan.memory(spec), plan.flops(spec)
+    return {
+        "tokens_per_sample": spec.tokens,
+        "visible_tokens": spec.visible,
+        "mask_ratio": spec.mask_ratio,
+        "parameters": plan.parameters(spec),
+        "context_mode": spec.parallel.context_mode,
+        "flops_per_sample": {**vars(operations), "model": operations.model, "hardware": operations.hardware},
+        "memory_per_device_bytes": {**vars(memory), "total": memory.total},
+        "bytes_sent_per_device": {
+            "attention": max(plan.context_traffic(spec)),
+            "engine": plan.engine_traffic(spec),
+        },
+        "request": vars(plan.request(spec)),
+        "forecasts": [{**f._asdict(), "memory": f.memory.total, "fits": f.fits} for f in forecasts],
+    }
+
+
+def _table(spec: JobSpec, forecasts: list[plan.Forecast]) -> str:
+    memory, operations, parallel = plan.memory(spec), plan.flops(spec), spec.parallel
     parts = ", ".join(f"{name} {value / 2**30:.2f}" for name, value in vars(memory).items())
-    click.echo(f"tokens per sample    {spec.tokens:,} = {' x '.join(map(str, spec.grid))}")
-    click.echo(f"parameters           {plan.parameters(spec):,}")
-    click.echo(f"memory per device    {memory.total / 2**30:.2f} GiB estimated ({parts})")
-    click.echo(
-        f"workers              {need.workers} = {data} data x {context} context; {spec.accumulation} micro-batches a step"
-    )
+    shares = ", ".join(f"{name} {getattr(operations, name) / operations.model:.0%}" for name in ("encoder", "decoder"))
+    how = f", attention by {parallel.context_mode}" if parallel.context > 1 else ""
+    lines = [
+        f"tokens per sample    {spec.tokens:,} = {' x '.join(map(str, spec.grid))}, {spec.visible:,} visible "
+        f"(mask ratio {spec.mask_ratio:.6g})",
+        f"parameters           {plan.parameters(spec):,}",
+        f"workers              {parallel.workers} = {parallel.data} data x {parallel.context} context{how}; "
+        f"{spec.accumulation} micro-batches of {spec.micro_batch} a step",
+        f"operations           {operations.model / 1e12:,.2f} TFLOP a sample ({shares})",
+        f"memory per device    {memory.total / 2**30:.2f} GiB ({parts})",
+        f"sent per device      {max(plan.context_traffic(spec)) / 1e9:,.2f} GB by attention, "
+        f"{plan.engine_traffic(spec) / 1e9:,.2f} GB by {parallel.engine}, each step",
+        "",
+        f"Predicted, at {EFFICIENCY:.0%} of the peak; exchange is what it takes if none of it is hidden:",
+        "GPU    fits  compute/step  exchange/step  samples/s  fewest GPUs that hold one sample",
+    ]
+    for f in forecasts:
+        exchange = f.context_seconds + f.engine_seconds
+        rate = spec.batch.size / (f.compute_seconds + exchange)
+        fits, least = "yes" if f.fits else "no", f.least_gpus or "none"
+        lines.append(
+            f"{f.gpu:5}  {fits:4}  {_seconds(f.compute_seconds):>12}  {_seconds(exchange):>13}  {rate:9.3g}  {least}"
+        )
+    return "\n".join(lines)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def main() -> None:

@@ -130,11 +130,18 @@ class Model(_Model):
     decode_share: float = Field(1.0, gt=0, le=1)
     """Share of the masked patches that a training step predicts (no unit), drawn at random with the mask and rounded
     in each patch row, at least one; below 1 only with decoder_attention cross; default 1."""
+    registers: int = Field(0, ge=0)
+    """Learnt tokens without a place that go with the patches through both stacks, the first of them a class token
+    (Dosovitskiy et al. 2021; Darcet et al. 2024); default 0."""
     normalise_patches: bool = False
     """Whether the target of each patch is scaled to zero mean and unit variance; default false."""
     checkpoint_activations: bool = False
     """Whether each block keeps its input alone and is computed again in the backward pass: a third more
     compute for a fraction of the memory, the same gradients; default false."""
+    offload_activations: bool = False
+    """Whether what `checkpoint_activations` keeps waits in the host's memory for the backward pass; default false."""
+    compile_blocks: bool = False
+    """Whether each block is compiled (torch.compile), which takes a minute at the start; default false."""
 
     @field_validator("preset")
     @classmethod
@@ -142,6 +149,12 @@ class Model(_Model):
         if preset not in PRESETS:
             raise ValueError(f"unknown preset '{preset}'{_nearest(preset, PRESETS)}")
         return preset
+
+    @model_validator(mode="after")
+    def _only_kept_inputs_are_offloaded(self) -> Model:
+        if self.offload_activations and not self.checkpoint_activations:
+            raise ValueError("offload_activations moves what checkpoint_activations keeps: set both, or neither")
+        return self
 
     @model_validator(mode="after")
     def _only_cross_attention_leaves_tokens_out(self) -> Model:
@@ -166,11 +179,15 @@ class Mask(_Model):
 
     ratio: float = Field(0.75, gt=0, lt=1)
     """Share of patches that are masked (no unit); default 0.75."""
+    even: bool = False
+    """Whether the ratio is adjusted until visible tokens divide evenly over the context ranks, and windows and
+    registers that do not are refused; `sfm plan` shows the ratio that results. Nothing but context_mode torch needs
+    it; default false."""
 
 
 Engine = Literal["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 
-ContextMode = Literal["gather", "ring", "ulysses", "hybrid"]
+ContextMode = Literal["auto", "gather", "ring", "ulysses", "hybrid", "torch"]
 
 
 class Parallel(_Model):
@@ -180,9 +197,10 @@ class Parallel(_Model):
     """Training processes, one device each; default 1."""
     context: Positive = 1
     """Context-parallel degree: how many workers share one sample's tokens; default 1."""
-    context_mode: ContextMode = "gather"
+    context_mode: ContextMode = "auto"
     """How attention crosses workers: gather (keys and values of all), ring (they travel), ulysses (heads are
-    traded for tokens), hybrid (ulysses among neighbours, rings between); default gather."""
+    traded for tokens), hybrid (ulysses among neighbours, rings between), torch (PyTorch's context_parallel; GPUs and
+    mask.even only), or auto (the one that moves fewest bytes; `sfm plan` shows which); default auto."""
     ulysses: Positive = 1
     """Neighbours that trade heads in hybrid mode; must divide `context`; default 1."""
     engine: Engine = "zero2"
@@ -267,6 +285,12 @@ class Resources(_Model):
 
     device: Literal["cpu", "gpu"] = "cpu"
     """Device of a worker; gpu takes one GPU each; default cpu."""
+    gpu: Literal["A100", "H100", "H200", "B200", "B300"] | None = None
+    """Model of the GPUs: workers are started on these alone, and a job that does not fit them is refused; default:
+    whatever the cluster has."""
+    memory_gib: float | None = Field(None, gt=0)
+    """Memory of a device that the job may take (GiB), for devices that `gpu` does not name; a job that does not fit
+    is refused; default: that of `gpu`, else nothing is checked."""
     cpus_per_worker: float = Field(1, gt=0)
     """Logical CPUs reserved per worker; default 1."""
     threads: Positive = 1
@@ -275,6 +299,12 @@ class Resources(_Model):
     """Logical CPUs reserved for each worker's reader actor (feed: ray); default 0.25."""
     cache_mib: int = Field(512, ge=0)
     """Decoded chunks a reader keeps in memory (MiB); default 512."""
+
+    @model_validator(mode="after")
+    def _a_model_of_gpu_needs_gpus(self) -> Resources:
+        if self.gpu is not None and self.device != "gpu":
+            raise ValueError(f"gpu {self.gpu} is for device gpu, not {self.device}")
+        return self
 
 
 class Scheduling(_Model):
@@ -328,6 +358,21 @@ class JobSpec(_Model):
         return math.prod(self.grid)
 
     @property
+    def visible(self) -> int:
+        """Visible tokens (patches) of one sample."""
+        visible = visible_tokens(self.tokens, self.mask.ratio)
+        if not self.mask.even:
+            return visible
+        least, step = self.grid[0], self.parallel.context  # every patch row shows and hides at least one
+        choices = range(-(-least // step) * step, self.tokens - least + 1, step)
+        return min(choices, key=lambda n: abs(n - visible), default=visible)
+
+    @property
+    def mask_ratio(self) -> float:
+        """Share of patches that are masked, in whole patches: what `mask` comes to."""
+        return 1 - self.visible / self.tokens
+
+    @property
     def micro_batch(self) -> int:
         """Samples that one data-parallel rank computes at a time."""
         return self.batch.micro or self.batch.size // self.parallel.data
@@ -372,22 +417,42 @@ class JobSpec(_Model):
                 f"ranks, which must divide the heads of both stacks (model.encoder {self.model.encoder_size.heads}, "
                 f"model.decoder {self.model.decoder_size.heads}): take a degree that divides {heads}, or ring or gather"
             )
-        if self.model.decoder_attention == "cross" and self.parallel.head_degree > 1:
-            raise ValueError(
-                f"parallel.context_mode {self.parallel.context_mode} trades tokens for heads, which "
-                f"model.decoder_attention cross cannot, its queries being other tokens than its keys: take ring or gather"
-            )
         visible = visible_tokens(self.tokens, self.mask.ratio)
         if not rows <= visible <= self.tokens - rows:
             raise ValueError(
                 f"mask.ratio {self.mask.ratio} leaves {visible} of {self.tokens} tokens visible; window.shape "
                 f"needs at least one visible and one masked token in each of its {rows} patch rows"
             )
+        self._check_even()
         if self.optimiser.warmup_steps >= self.steps:
             raise ValueError(
                 f"optimiser.warmup_steps {self.optimiser.warmup_steps} must be fewer than steps {self.steps}"
             )
         return self
+
+    def _check_even(self) -> None:
+        context, rows, registers = self.parallel.context, self.grid[0], self.model.registers
+        if self.parallel.context_mode == "torch" and context > 1:
+            if self.resources.device != "gpu":
+                raise ValueError(
+                    "parallel.context_mode torch has no kernels for CPUs: take gather or ring, or resources.device gpu"
+                )
+            if not self.mask.even:
+                raise ValueError("parallel.context_mode torch shares tokens out evenly only: set mask.even true")
+        if not self.mask.even:
+            return
+        if rows % context:
+            degrees = [n for n in range(1, rows + 1) if rows % n == 0]
+            nearest = min(degrees, key=lambda n: abs(n - context))
+            raise ValueError(
+                f"mask.even: the {rows} patch rows that window.shape {self.window.shape[0]} holds along inline do not "
+                f"divide evenly over parallel.context {context}; the nearest degree that does is {nearest}"
+            )
+        if registers % context:
+            raise ValueError(
+                f"mask.even: model.registers {registers} do not divide evenly over parallel.context {context}; "
+                f"the nearest number that does is {-(-registers // context) * context}"
+            )
 
 
 def absolute_url(url: str, base: Path) -> str:

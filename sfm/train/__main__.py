@@ -38,9 +38,11 @@ def _run(config: str) -> None:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it makes every printed line appear twice
 
     # A bad job is refused before Ray and torch, which take seconds, are even imported.
+    from sfm import plan
     from sfm.survey import preflight
     from sfm.train import start
 
+    plan.check(spec)
     preflight.check(spec)
     start.check(spec)
     address = os.environ.get("RAY_ADDRESS")  # set by Ray's job API, or by the user

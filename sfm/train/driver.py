@@ -12,7 +12,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from sfm import plan
-from sfm.spec import JobSpec, SfmError, dump_spec
+from sfm.spec import JobSpec, SfmError, dump_spec, visible_tokens
 from sfm.survey.mdio import Survey
 from sfm.survey.preflight import open_all
 from sfm.survey.statistics import estimate
@@ -30,15 +30,16 @@ def run(spec: JobSpec) -> None:
     """
     if spec.output is None:
         raise SfmError("output: the spec has no place for results")
-    check_cluster(spec, ray.cluster_resources())
     output = Output(spec.output, spec.storage)
+    spec = plan.settle(spec)
+    check_cluster(spec, ray.cluster_resources())
     output.write("spec.yaml", dump_spec(spec).encode())
     surveys = open_all(spec)
     statistics = [estimate(survey, spec.window.clip, spec.seed).to_json() for survey in surveys]
     print(dump_spec(spec), flush=True)
     for survey, stats in zip(surveys, statistics, strict=True):
         print(describe(survey, stats), flush=True)
-    print(f"tokens per sample {spec.tokens:,}, parameters {plan.parameters(spec):,}", flush=True)
+    print(size_line(spec), flush=True)
 
     gpu = spec.resources.device == "gpu"
     folder: Any = None if output.local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(output.files))
@@ -48,6 +49,7 @@ def run(spec: JobSpec) -> None:
         scaling_config=ScalingConfig(
             num_workers=spec.parallel.workers,
             use_gpu=gpu,
+            accelerator_type=spec.resources.gpu,
             resources_per_worker={"CPU": spec.resources.cpus_per_worker, **({"GPU": 1} if gpu else {})},
         ),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
@@ -63,6 +65,19 @@ def run(spec: JobSpec) -> None:
         trainer.fit()
     except ray.train.TrainingFailedError as error:
         raise _sentence(error) from error
+
+
+def size_line(spec: JobSpec) -> str:
+    """One line about the size of the model, of what it sees, and of what that takes."""
+    line = (
+        f"tokens per sample {spec.tokens:,}, parameters {plan.parameters(spec):,}, "
+        f"{plan.memory(spec).total / 2**30:.2f} GiB a device predicted"
+    )
+    if spec.parallel.context > 1:
+        line += f", attention by {spec.parallel.context_mode}"
+    if spec.visible != visible_tokens(spec.tokens, spec.mask.ratio):
+        line += f"; mask.even makes mask.ratio {spec.mask.ratio} {spec.mask_ratio:.6g}: {spec.visible:,} tokens visible"
+    return line
 
 
 def describe(survey: Survey, statistics: dict[str, Any]) -> str:

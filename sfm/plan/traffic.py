@@ -9,17 +9,18 @@ ExactMode = Literal["gather", "ring", "ulysses", "hybrid"]
 
 
 class Traffic(NamedTuple):
-    """What one rank does in the forward and backward pass of one attention."""
+    """What one rank does in the forward and backward pass of one attention.
+
+    Bytes are those that leave the rank. A collective is counted as a direct exchange: what is for another rank is sent
+    to it once. The ring algorithms of NCCL send as much.
+    """
 
     operations: int
     """Collectives it takes part in, and blocks it hands to a neighbour (what it receives is another's to count)."""
-    bytes_sent: int
-    """Bytes that leave it. A collective is counted as a direct exchange: what is for another rank is sent to it
-    once. The ring algorithms of NCCL send as much."""
-
-    def __add__(self, other: object) -> Traffic:
-        assert isinstance(other, Traffic)
-        return Traffic(self.operations + other.operations, self.bytes_sent + other.bytes_sent)
+    forward: int
+    """Bytes sent in the forward pass."""
+    backward: int
+    """Bytes sent in the backward pass."""
 
 
 def attention_traffic(
@@ -66,19 +67,22 @@ def attention_traffic(
     queries = lengths if queries is None else queries
     exact = max(itemsize, 4)
     if size == 1:
-        return Traffic(0, 0)
+        return Traffic(0, 0, 0)
     if mode == "gather":
-        return Traffic(2, 2 * width * (itemsize + exact) * (size - 1) * max(lengths))
+        blocks = 2 * width * (size - 1) * max(lengths)
+        return Traffic(2, itemsize * blocks, exact * blocks)
     if mode == "ring":
-        passed_on = sum(lengths) - lengths[(rank + 1) % size]
-        return Traffic(3 * size - 2, 2 * width * (2 * itemsize * passed_on + exact * sum(lengths)))
+        passed_on = 2 * width * itemsize * (sum(lengths) - lengths[(rank + 1) % size])
+        return Traffic(3 * size - 2, passed_on, passed_on + 2 * width * exact * sum(lengths))
     if mode == "ulysses":
         to_heads = (size - 1) * (queries[rank] + 2 * lengths[rank])  # queries, keys, values
         to_tokens = sum(queries) - queries[rank]  # output
         gradients = (size - 1) * queries[rank] + sum(queries) - queries[rank] + 2 * (sum(lengths) - lengths[rank])
-        return Traffic(4, width // size * itemsize * (to_heads + to_tokens + gradients))
+        number = width // size * itemsize
+        return Traffic(4, number * (to_heads + to_tokens), number * gradients)
     firsts = range(0, size, ulysses)
     group = slice(rank // ulysses * ulysses, (rank // ulysses + 1) * ulysses)
-    neighbours = attention_traffic("ulysses", lengths[group], rank % ulysses, width, itemsize, queries=queries[group])
+    heads = attention_traffic("ulysses", lengths[group], rank % ulysses, width, itemsize, queries=queries[group])
     groups = [sum(lengths[first : first + ulysses]) for first in firsts]
-    return neighbours + attention_traffic("ring", groups, rank // ulysses, width // ulysses, itemsize)
+    ring = attention_traffic("ring", groups, rank // ulysses, width // ulysses, itemsize)
+    return Traffic(*(one + other for one, other in zip(heads, ring, strict=True)))

@@ -1,0 +1,57 @@
+"""Which way attention crosses devices, and what that sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sfm.plan.engines import itemsize
+from sfm.plan.shares import shares
+from sfm.plan.traffic import ExactMode, attention_traffic
+from sfm.spec import JobSpec
+
+
+def context_traffic(spec: JobSpec) -> list[int]:
+    """Bytes that attention makes each context rank send per optimiser step. The mode is settled.
+
+    Every block of both stacks, forward and backward, and forward once more where blocks are computed again.
+    """
+    part, s, model = shares(spec), itemsize(spec), spec.model
+    degree, mode = spec.parallel.context, spec.parallel.context_mode
+    assert mode != "auto"
+    exact: ExactMode = "ring" if mode == "torch" else mode
+    stacks: list[tuple[int, int, Sequence[int], Sequence[int]]] = [
+        (model.encoder_size.depth, model.encoder_size.width, part.encoder, part.encoder),
+        (model.decoder_size.depth, model.decoder_size.width, part.keys, part.queries),
+    ]
+    sent = []
+    for rank in range(degree):
+        total = 0
+        for depth, width, keys, queries in stacks:
+            one = attention_traffic(exact, keys, rank, width * spec.micro_batch, s, spec.parallel.ulysses, queries)
+            total += depth * (one.forward * (2 if model.checkpoint_activations else 1) + one.backward)
+        sent.append(total * spec.accumulation)
+    return sent
+
+
+def settle(spec: JobSpec) -> JobSpec:
+    """`spec` with context_mode `auto` replaced by the mode in which the busiest rank sends fewest bytes.
+
+    Candidates are gather, ring, and where degrees divide the heads of both stacks ulysses and every hybrid. Among
+    equals the first of these is taken. The bytes are those of :func:`sfm.plan.traffic.attention_traffic`.
+    """
+    if spec.parallel.context_mode != "auto":
+        return spec
+    return min(_candidates(spec), key=lambda candidate: max(context_traffic(candidate)))
+
+
+def _candidates(spec: JobSpec) -> Iterator[JobSpec]:
+    degree = spec.parallel.context
+    heads = math.gcd(spec.model.encoder_size.heads, spec.model.decoder_size.heads)
+    modes: list[tuple[str, int]] = [("gather", 1), ("ring", 1)]
+    for group in range(2, degree + 1):
+        if degree % group == 0 and heads % group == 0:
+            modes.append(("ulysses", 1) if group == degree else ("hybrid", group))
+    for mode, group in modes:
+        parallel = spec.parallel.model_copy(update={"context_mode": mode, "ulysses": group})
+        yield spec.model_copy(update={"parallel": parallel})

@@ -1,0 +1,74 @@
+"""What a job would take on a kind of GPU: memory, time and communication, predicted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sfm.plan.context import context_traffic, settle
+from sfm.plan.engines import engine_traffic
+from sfm.plan.fit import USABLE
+from sfm.plan.machines import GPUS, GPUS_PER_MACHINE
+from sfm.plan.memory import Memory, memory
+from sfm.plan.size import flops
+from sfm.spec import JobSpec, SpecError, parse_spec
+
+EFFICIENCY = 0.45
+"""Share of a GPU's dense peak that products and attention are assumed to reach together."""
+
+
+class Forecast(NamedTuple):
+    """A job on one kind of GPU. Seconds and bytes are of one optimiser step on the busiest device."""
+
+    gpu: str
+    memory: Memory
+    room: float
+    """Bytes of a device that the job may take."""
+    compute_seconds: float
+    """At EFFICIENCY of the peak of the job's precision."""
+    context_bytes: int
+    """Sent by attention between context ranks."""
+    context_seconds: float
+    engine_bytes: int
+    """Sent for weights and gradients."""
+    engine_seconds: float
+    least_gpus: int | None
+    """The fewest GPUs that can hold one sample at a time: only the context degree changed; None if none can."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.room
+
+
+def forecast(spec: JobSpec, gpu: str) -> Forecast:
+    """Predict `spec` on GPUs of this name, eight to a machine: what leaves a machine goes over its network."""
+    spec, chip = settle(spec), GPUS[gpu]
+    workers, context = spec.parallel.workers, spec.parallel.context
+    peak = chip.bf16 if spec.precision == "bf16" else chip.fp32
+    compute = spec.batch.size * flops(spec).hardware / workers / (peak * EFFICIENCY)
+    between_ranks = max(context_traffic(spec))
+    return Forecast(
+        gpu,
+        memory(spec),
+        chip.memory * USABLE,
+        compute,
+        between_ranks,
+        between_ranks / (chip.link if context <= GPUS_PER_MACHINE else chip.network),
+        engine_traffic(spec),
+        engine_traffic(spec) / (chip.link if workers <= GPUS_PER_MACHINE else chip.network),
+        least_devices(spec, chip.memory * USABLE),
+    )
+
+
+def least_devices(spec: JobSpec, room: float) -> int | None:
+    """The smallest context degree at which one sample at a time fits into `room` bytes a device."""
+    for context in range(1, spec.grid[0] + 1):
+        data = spec.model_dump(mode="json")
+        data["parallel"].update(workers=context, context=context, context_mode="auto", ulysses=1)
+        data["batch"]["micro"] = 1
+        try:
+            candidate = parse_spec(data)
+        except SpecError:
+            continue
+        if memory(candidate).total <= room:
+            return context
+    return None

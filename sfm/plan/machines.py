@@ -1,0 +1,31 @@
+"""What GPUs can do, by their vendors' data sheets. Bytes and seconds; a TB is 10^12 bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Gpu(NamedTuple):
+    """One GPU in a machine of eight, as clouds rent them."""
+
+    memory: float
+    """Bytes of device memory."""
+    bf16: float
+    """Dense bf16 operations per second."""
+    fp32: float
+    """Operations per second of fp32 products without tensor cores."""
+    link: float
+    """Bytes per second that it sends to its neighbours in the machine (NVLink, one way)."""
+    network: float
+    """Bytes per second that it sends to other machines: its eighth of theirs."""
+
+
+GPUS = {
+    "A100": Gpu(80e9, 312e12, 19.5e12, 300e9, 6.25e9),  # p4de.24xlarge, 400 Gb/s
+    "H100": Gpu(80e9, 989.5e12, 67e12, 450e9, 50e9),  # p5.48xlarge, 3,200 Gb/s
+    "H200": Gpu(141e9, 989.5e12, 67e12, 450e9, 50e9),  # p5e and p5en.48xlarge
+    "B200": Gpu(180e9, 2250e12, 80e12, 900e9, 50e9),  # p6-b200.48xlarge
+    "B300": Gpu(262e9, 2250e12, 80e12, 900e9, 100e9),  # p6-b300.48xlarge, 6,400 Gb/s
+}
+
+GPUS_PER_MACHINE = 8

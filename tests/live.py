@@ -1,0 +1,39 @@
+"""How many bytes of tensors are alive while something runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts storages made inside of it. What a kernel takes and gives back within one operation is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+        self.at = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in given:
+                    self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        now = self.now
+        if now > self.peak:
+            self.peak, self.at = now, str(func)
+        return result
+
+    @property
+    def now(self) -> int:
+        """Bytes alive."""
+        self.alive = {key: item for key, item in self.alive.items() if not item[0].expired()}
+        return sum(size for _, size in self.alive.values())
