@@ -22,7 +22,7 @@ from sfm.model.mae import MaskedAutoencoder
 from sfm.model.masking import draw_mask
 from sfm.parallel.context import attends
 from sfm.parallel.mesh import Mesh, build_mesh
-from sfm.parallel.slab import slab_rows
+from sfm.plan.shares import slab_rows
 from sfm.spec import ContextMode, JobSpec, parse_spec
 
 MODES: tuple[ContextMode, ...] = ("gather", "ring", "ulysses")
@@ -97,8 +97,9 @@ def _step(model: MaskedAutoencoder, spec: JobSpec, window: torch.Tensor, mesh: M
     rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
     thickness = spec.model.patch[0]
     slab = window[:, rows.start * thickness : rows.stop * thickness]
-    visible, masked = (torch.from_numpy(t)[None] for t in draw_mask(spec.grid, spec.mask.ratio, 0, 0, rows))
-    attend = attends(mesh, spec.grid, spec.mask.ratio, mode)
+    visible, masked = (torch.from_numpy(t)[None] for t in draw_mask(spec.grid, spec.mask_ratio, 0, 0, rows))
+    parallel = spec.parallel.model_copy(update={"context": mesh.context, "context_mode": mode})
+    attend = attends(mesh, spec.model_copy(update={"parallel": parallel}))
     loss = model(
         slab, visible, masked, first_row=rows.start, attend_encoder=attend.encoder, attend_decoder=attend.decoder
     )

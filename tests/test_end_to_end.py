@@ -162,6 +162,7 @@ def test_post_jobs_trains_and_shows(store, reference, tmp_path, monkeypatch):
 
             summary = client.get(f"/jobs/{made['id']}/artifacts/summary.json").json()
             assert summary["held_out_windows"] > 0
+            assert summary["mask_ratio"] == 0.75
             for name in ("reconstruction.png", "loss.png"):
                 picture = client.get(f"/jobs/{made['id']}/artifacts/{name}").content
                 assert picture.startswith(b"\x89PNG")

@@ -48,7 +48,7 @@ class SampleSource:
     def mask(self, index: int, rows: range | None = None, share: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         """Visible tokens of patch `rows` of sample `index`, and this share of the masked ones."""
         rows = self.rows if rows is None else rows
-        return draw_mask(self.spec.grid, self.spec.mask.ratio, self.spec.seed, index, rows, share)
+        return draw_mask(self.spec.grid, self.spec.mask_ratio, self.spec.seed, index, rows, share)
 
     def training(self, indices: Sequence[int]) -> Columns:
         """The training samples with these numbers; "masked" are the tokens to predict."""

@@ -113,6 +113,9 @@ class MaskedAutoencoder(nn.Module):
     The decoder's blocks attend among visible and masked tokens, or (`decoder_attention: cross`) masked tokens attend
     to the encoder's output alone: nothing then depends on which other masked tokens are predicted, nor on how many.
 
+    Registers are learnt tokens that go through both stacks with the visible ones and are dropped at the end (the first
+    of them is a class token); they belong to no patch, have no position, and each is on one device.
+
     Args:
         model: sizes, patch and positions.
         grid: patches of a whole window along (inline, crossline, sample).
@@ -130,6 +133,7 @@ class MaskedAutoencoder(nn.Module):
         self.encoder = Stack(enc, qk_norm=model.qk_norm, recompute=recompute)
         self.bridge = nn.Linear(enc.width, dec.width)
         self.mask_token = nn.Parameter(torch.empty(dec.width))
+        self.registers = nn.Parameter(torch.empty(model.registers, enc.width)) if model.registers else None
         self.decoder = Stack(dec, qk_norm=model.qk_norm, cross=self.cross, recompute=recompute)
         self.head = Head(dec.width, volume)
         self._head_widths = enc.width // enc.heads, dec.width // dec.heads
@@ -143,13 +147,15 @@ class MaskedAutoencoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw the weights: Xavier-uniform matrices, zero biases, mask token of deviation 0.02."""
+        """Draw the weights: Xavier-uniform matrices, zero biases, mask token and registers of deviation 0.02."""
         generator = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.mask_token, std=0.02, generator=generator)
+        if self.registers is not None:
+            nn.init.normal_(self.registers, std=0.02, generator=generator)
 
     def decode(
         self,
@@ -160,6 +166,7 @@ class MaskedAutoencoder(nn.Module):
         first_row: int = 0,
         attend_encoder: Attend = attend_local,
         attend_decoder: Attend = attend_local,
+        registers: slice = slice(None),
     ) -> Tensor:
         """What the decoder makes of the masked patches of this slab.
 
@@ -167,8 +174,8 @@ class MaskedAutoencoder(nn.Module):
             voxels: [B, I, X, T] normalised amplitudes, NaN without data: the slab from patch row `first_row` on.
             visible: [B, V] int64 visible tokens of the slab (numbered over the whole window).
             masked: [B, M] int64 the others; with a cross-attention decoder any of them.
-            attend_encoder, attend_decoder: attention over all devices that share the window. A cross-attention
-                decoder uses the encoder's: its keys are the visible tokens.
+            attend_encoder, attend_decoder: attention over all devices that share the window.
+            registers: those this device holds; of the devices that share the window each holds others.
 
         Returns:
             [B, M, C'] for the head.
@@ -176,18 +183,21 @@ class MaskedAutoencoder(nn.Module):
         dtype = self.embed.weight.dtype
         patches = gather_patches(voxels, visible, self.patch, first_row).nan_to_num(0.0)  # [B, V, P]
         x = self.embed(patches.to(dtype))  # [B, V, C]
+        if self.registers is not None:  # also where this device holds none: every device has a gradient for them
+            own = self.registers[registers].to(dtype)  # [R, C]
+            x = torch.cat([own.expand(len(x), -1, -1), x], dim=1)  # [B, R + V, C]
         x, rotation = self._place(x, visible, 0)
-        x = self.bridge(self.encoder(x, rotation, attend_encoder))  # [B, V, C']
+        x = self.bridge(self.encoder(x, rotation, attend_encoder))  # [B, R + V, C']
 
         hidden = self.mask_token.to(dtype).expand(*masked.shape, -1)  # [B, M, C']
         if self.cross:
             memory = Memory(*self._place(x, visible, 1))
             x, rotation = self._place(hidden, masked, 1)
-            return self.decoder(x, rotation, attend_encoder, memory)
-        x = torch.cat([x, hidden], dim=1)  # attention has no order: visible first, then masked
+            return self.decoder(x, rotation, attend_decoder, memory)
+        x = torch.cat([x, hidden], dim=1)  # attention has no order: registers first, then visible, then masked
         x, rotation = self._place(x, torch.cat([visible, masked], dim=1), 1)
         x = self.decoder(x, rotation, attend_decoder)
-        return x[:, visible.shape[1] :]
+        return x[:, x.shape[1] - masked.shape[1] :]
 
     def forward(
         self,
@@ -198,6 +208,7 @@ class MaskedAutoencoder(nn.Module):
         first_row: int = 0,
         attend_encoder: Attend = attend_local,
         attend_decoder: Attend = attend_local,
+        registers: slice = slice(None),
         predict: bool = False,
     ) -> Tensor:
         """Sum of squared errors over the masked live voxels of this slab, or with `predict` the prediction.
@@ -209,7 +220,13 @@ class MaskedAutoencoder(nn.Module):
             a scalar in at least float32, or [B, M, P] in the target's units, or per-patch normalised ones.
         """
         x = self.decode(
-            voxels, visible, masked, first_row=first_row, attend_encoder=attend_encoder, attend_decoder=attend_decoder
+            voxels,
+            visible,
+            masked,
+            first_row=first_row,
+            attend_encoder=attend_encoder,
+            attend_decoder=attend_decoder,
+            registers=registers,
         )
         if predict:
             return self.head(x)
@@ -220,7 +237,17 @@ class MaskedAutoencoder(nn.Module):
         return squared_error(prediction, target)
 
     def _place(self, x: Tensor, tokens: Tensor, stack: int) -> tuple[Tensor, Rotation]:
-        """Tell tokens where they are: add codes, or return the rotation for queries and keys."""
+        """Tell the last of the tokens `x` where they are: add codes, or return the rotation for queries and keys.
+
+        What stands before them in `x`, registers, has no place: nothing is added to it, and it is not rotated.
+        """
+        registers = x.shape[1] - tokens.shape[1]
         if self.positions == "rope":
-            return x, rotary(tokens, self.grid, self._head_widths[stack], x.dtype)
-        return x + sincos(tokens, self.grid, x.shape[-1], x.dtype), None
+            cos, sin = rotary(tokens, self.grid, self._head_widths[stack], x.dtype)
+            return x, (_after(registers, cos, 1.0), _after(registers, sin, 0.0))
+        return x + _after(registers, sincos(tokens, self.grid, x.shape[-1], x.dtype), 0.0), None
+
+
+def _after(count: int, x: Tensor, value: float) -> Tensor:
+    """[..., N, C] behind `count` rows of `value`: [..., count + N, C]."""
+    return F.pad(x, (0, 0, count, 0), value=value) if count else x

@@ -9,17 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfm.spec import visible_tokens
+from sfm.plan.shares import predicted_per_row, visible_per_row
 
 _DOMAIN = 0x6D61736B  # keeps the masks' random numbers apart from other uses of the same seed
-
-
-def visible_per_row(grid: tuple[int, int, int], ratio: float) -> list[int]:
-    """Visible tokens in each patch row: as equal as whole numbers allow, summing to the sample's count."""
-    rows, per_row = grid[0], grid[1] * grid[2]
-    visible = visible_tokens(rows * per_row, ratio)
-    ends = [(row + 1) * visible // rows for row in range(rows)]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def draw_mask(
@@ -36,13 +28,12 @@ def draw_mask(
         every token of `rows`.
     """
     per_row = grid[1] * grid[2]
-    counts = visible_per_row(grid, ratio)
+    counts, predicted = visible_per_row(grid, ratio), predicted_per_row(grid, ratio, share)
     key = np.array([seed, index], dtype=np.uint64)
     visible, masked = [], []
     for row in rows if rows is not None else range(grid[0]):
         bits = np.random.Philox(key=key, counter=[0, 0, row, _DOMAIN])
         order = np.random.Generator(bits).permutation(per_row) + row * per_row
         visible.append(np.sort(order[: counts[row]]))
-        hidden = order[counts[row] :]
-        masked.append(np.sort(hidden[: max(1, int(share * len(hidden) + 0.5))]))
+        masked.append(np.sort(order[counts[row] :][: predicted[row]]))
     return np.concatenate(visible), np.concatenate(masked)

@@ -15,46 +15,54 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sfm.model.blocks import Attend, attend_local
-from sfm.model.masking import visible_per_row
-from sfm.model.patches import Grid
 from sfm.parallel.gather import GatherAttend
 from sfm.parallel.mesh import Mesh
 from sfm.parallel.ring import RingAttend
-from sfm.parallel.slab import slab_rows
 from sfm.parallel.ulysses import UlyssesAttend
-from sfm.spec import ContextMode
+from sfm.plan.shares import shares
+from sfm.spec import ContextMode, JobSpec
 
 
 class Attends(NamedTuple):
-    """Attention for the two stacks of the model, whose lengths differ."""
+    """Attention for the two stacks of the model, whose lengths differ, and which registers are this rank's."""
 
     encoder: Attend
     decoder: Attend
+    registers: slice
 
 
-def attends(mesh: Mesh, grid: Grid, ratio: float, mode: ContextMode = "gather") -> Attends:
-    """Attention functions for this rank's slab of a window of `grid` patches masked at `ratio`."""
-    slabs = [slab_rows(grid[0], mesh.context, rank) for rank in range(mesh.context)]
-    per_row = visible_per_row(grid, ratio)
-    visible = [sum(per_row[row] for row in slab) for slab in slabs]
-    tokens = [len(slab) * grid[1] * grid[2] for slab in slabs]
-    return Attends(attend_across(mesh, visible, mode), attend_across(mesh, tokens, mode))
+def attends(mesh: Mesh, spec: JobSpec, share: float | None = None) -> Attends:
+    """Attention functions for this rank's slab of the windows of `spec`, whose context degree is the mesh's.
+
+    Args:
+        share: of the masked tokens, how many are predicted; default: what training does.
+    """
+    part, mode = shares(spec, share), spec.parallel.context_mode
+    own = part.registers[mesh.context_rank]
+    decoder = attend_across(mesh, part.keys, mode, part.queries)
+    return Attends(attend_across(mesh, part.encoder, mode), decoder, slice(own.start, own.stop))
 
 
-def attend_across(mesh: Mesh, lengths: Sequence[int], mode: ContextMode) -> Attend:
-    """The attention function of `mode` for tokens of which each context rank holds `lengths`."""
+def attend_across(mesh: Mesh, keys: Sequence[int], mode: ContextMode, queries: Sequence[int] | None = None) -> Attend:
+    """The attention function of `mode` for tokens of which each context rank holds `keys`.
+
+    Args:
+        queries: queries on each context rank, where they are other tokens than the keys.
+    """
     group = mesh.context_group
+    queries = keys if queries is None else queries
     if group is None:
         return attend_local
-    if mode == "gather":
-        return GatherAttend(group, lengths)
+    if mode in ("gather", "auto"):
+        return GatherAttend(group, keys)
     if mode == "ring":
-        return RingAttend(group, lengths)
+        return RingAttend(group, keys)
     if mode == "ulysses":
-        return UlyssesAttend(group, lengths)
+        return UlyssesAttend(group, keys, queries)
     assert mesh.ulysses_group is not None
     assert mesh.ring_group is not None
     width, rank = mesh.ulysses, mesh.context_rank
-    groups = [list(lengths[first : first + width]) for first in range(0, mesh.context, width)]
-    ring = RingAttend(mesh.ring_group, [sum(group) for group in groups])
-    return UlyssesAttend(mesh.ulysses_group, groups[rank // width], ring)
+    ring = RingAttend(mesh.ring_group, [sum(keys[at : at + width]) for at in range(0, mesh.context, width)])
+    first = rank // width * width
+    neighbours = slice(first, first + width)
+    return UlyssesAttend(mesh.ulysses_group, keys[neighbours], queries[neighbours], ring)

@@ -12,7 +12,7 @@ from sfm.feed.source import SampleSource
 from sfm.model.baseline import neighbour_mean
 from sfm.model.mae import masked_live, squared_error, targets
 from sfm.model.patches import gather_patches, scatter_patches
-from sfm.parallel.context import Attends
+from sfm.parallel.context import attends
 from sfm.parallel.mesh import Mesh
 from sfm.train.step import total
 
@@ -45,7 +45,7 @@ class HeldOut(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, source: SampleSource, mesh: Mesh, attends: Attends, device: torch.device, limit: int = 16
+    model: nn.Module, source: SampleSource, mesh: Mesh, device: torch.device, limit: int = 16
 ) -> tuple[HeldOut, Section | None]:
     """Rebuild up to `limit` held-out windows, shared among the data-parallel ranks. Collective.
 
@@ -53,6 +53,7 @@ def evaluate(
         (errors, section): errors the same on every rank; the section on the one rank that owns it.
     """
     spec, sampler, rows = source.spec, source.sampler, source.rows
+    attend = attends(mesh, spec, share=1.0)  # every masked token is rebuilt here, also where training takes a few
     windows = min(limit, sampler.n_evaluation)
     section = None
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # model, baseline, voxels
@@ -71,7 +72,7 @@ def evaluate(
 
         prediction = model(
             voxels, visible, masked, first_row=rows.start,
-            attend_encoder=attends.encoder, attend_decoder=attends.decoder, predict=True,
+            attend_encoder=attend.encoder, attend_decoder=attend.decoder, registers=attend.registers, predict=True,
         ).float()  # fmt: skip
         target, scale = targets(voxels, masked, spec.model.patch, rows.start, normalise=spec.model.normalise_patches)
         per_row = spec.grid[1] * spec.grid[2]

@@ -60,7 +60,13 @@ def run_step(
     count = total(torch.stack(counts).sum()).clamp(min=1)
     error = torch.zeros((), dtype=torch.float64, device=count.device)
     for batch in micro_batches:
-        loss = engine.model(*batch, first_row=first_row, attend_encoder=attends.encoder, attend_decoder=attends.decoder)
+        loss = engine.model(
+            *batch,
+            first_row=first_row,
+            attend_encoder=attends.encoder,
+            attend_decoder=attends.decoder,
+            registers=attends.registers,
+        )
         error += loss.detach().double()
         engine.backward(loss * (world / count))
     grad_norm = engine.step(lr)

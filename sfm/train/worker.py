@@ -24,7 +24,7 @@ from sfm.model.mae import MaskedAutoencoder
 from sfm.parallel.context import attends
 from sfm.parallel.engines import build_engine
 from sfm.parallel.mesh import Mesh, build_mesh
-from sfm.parallel.slab import slab_rows
+from sfm.plan.shares import slab_rows
 from sfm.spec import JobSpec, SfmError
 from sfm.survey.mdio import Survey
 from sfm.train import checkpoint
@@ -66,7 +66,7 @@ def train(config: dict[str, Any]) -> None:
         print(f"continuing after step {first} from {found.output.url}/{found.name}", flush=True)
     engine = build_engine(model.to(device), spec, resume)
     del resume
-    attend = attends(mesh, spec.grid, spec.mask.ratio, spec.parallel.context_mode)
+    attend = attends(mesh, spec)
     source = SampleSource(spec, config["statistics"], rows)
     batches = _feed(spec, source, mesh, config["statistics"], first)
     log = MetricLog(output) if mesh.rank == 0 else None
@@ -105,7 +105,7 @@ def train(config: dict[str, Any]) -> None:
                 checkpoint.save(output, state, step + 1, spec)
             ray.train.report({"step": step + 1, "loss": result.loss})  # also holds the ranks until rank 0 has written
     batches.close()
-    held_out, section = evaluate(engine.model, source, mesh, attend, device) if spec.window.held_out else (None, None)
+    held_out, section = evaluate(engine.model, source, mesh, device) if spec.window.held_out else (None, None)
     if section is not None:
         _write_section(output, source.readers[section.survey].survey, section)
     ray.train.report({"step": spec.steps})  # the picture is there before rank 0 says so
@@ -162,6 +162,7 @@ def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None) -> N
         "name": spec.name,
         "surveys": [s.url for s in spec.surveys],
         "tokens_per_sample": spec.tokens,
+        "mask_ratio": spec.mask_ratio,
         "parameters": plan.parameters(spec),
         "steps": spec.steps,
         "loss_first": records[0]["loss"],

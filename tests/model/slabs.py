@@ -8,13 +8,13 @@ from sfm.model.masking import draw_mask
 from sfm.parallel.context import attends
 from sfm.parallel.engines import build_engine
 from sfm.parallel.mesh import build_mesh
-from sfm.parallel.slab import slab_rows
+from sfm.plan.shares import slab_rows
 from sfm.spec import parse_spec
 from sfm.train.step import MicroBatch, run_step
 
 
-def spec_of(rows, **model):
-    """A small job over `rows` patch rows, with these fields of the model."""
+def spec_of(rows, parallel=None, **model):
+    """A small job over `rows` patch rows, with these fields of the model and of `parallel`."""
     sizes = {
         "encoder": {"width": 36, "depth": 2, "heads": 3, "mlp": 50},
         "decoder": {"width": 24, "depth": 2, "heads": 2, "mlp": 30},
@@ -25,6 +25,7 @@ def spec_of(rows, **model):
             "window": {"shape": [2 * rows, 9, 10]},
             "model": {"preset": "tiny", "patch": [2, 3, 2], **sizes, **model},
             "mask": {"ratio": 0.55},
+            "parallel": parallel or {},
         }
     )
 
@@ -35,7 +36,7 @@ def slab(spec, rows):
     voxels[:, 2, 4, :] = np.nan
     thickness = spec.model.patch[0]
     part = torch.from_numpy(voxels[:, rows.start * thickness : rows.stop * thickness])
-    masks = [draw_mask(spec.grid, spec.mask.ratio, 0, index, rows, spec.model.decode_share) for index in range(2)]
+    masks = [draw_mask(spec.grid, spec.mask_ratio, 0, index, rows, spec.model.decode_share) for index in range(2)]
     visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
     return part, visible, masked
 
@@ -45,8 +46,8 @@ def loss_and_gradients(spec, mesh=None):
     rows, attention = range(spec.grid[0]), {}
     if mesh is not None:
         rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
-        attend = attends(mesh, spec.grid, spec.mask.ratio)
-        attention = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder}
+        attend = attends(mesh, spec)
+        attention = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder, "registers": attend.registers}
     model = mae.MaskedAutoencoder.from_spec(spec).double()
     loss = model(*slab(spec, rows), first_row=rows.start, **attention)
     loss.backward()
@@ -57,10 +58,17 @@ def loss_and_gradients(spec, mesh=None):
     return parts
 
 
+def over(spec, degree):
+    """`spec` with its windows cut into so many slabs."""
+    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"workers": degree, "context": degree})})
+
+
 def over_slabs(specs):
-    """Run by every rank: `loss_and_gradients` of each spec, its windows cut over all ranks."""
-    mesh = build_mesh(torch.distributed.get_world_size())
-    return [loss_and_gradients(spec, mesh) for spec in specs]
+    """Run by every rank: `loss_and_gradients` of each spec, its windows cut over all ranks in the spec's mode."""
+    world = torch.distributed.get_world_size()
+    specs = [over(spec, world) for spec in specs]
+    meshes = {degree: build_mesh(world, degree) for degree in sorted({spec.parallel.ulysses for spec in specs})}
+    return [loss_and_gradients(spec, meshes[spec.parallel.ulysses]) for spec in specs]
 
 
 def take_steps(spec, tile):
@@ -71,5 +79,5 @@ def take_steps(spec, tile):
     voxels, visible, masked = slab(spec, rows)
     batch = MicroBatch(voxels.float(), visible, masked)
     engine = build_engine(mae.MaskedAutoencoder.from_spec(spec), spec)
-    attend = attends(mesh, spec.grid, spec.mask.ratio)
+    attend = attends(mesh, spec)
     return [run_step(engine, [batch], 1e-2, spec.model.patch, attend, rows.start).loss for _ in range(2)]

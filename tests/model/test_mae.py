@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sfm import plan
 from sfm.model.baseline import neighbour_mean
 from sfm.model.mae import MaskedAutoencoder, masked_live
-from sfm.model.masking import draw_mask, visible_per_row
+from sfm.model.masking import draw_mask
 from sfm.model.patches import gather_patches, scatter_patches
+from sfm.plan.shares import visible_per_row
 from sfm.spec import PRESETS, SpecError, parse_spec, visible_tokens
 
 
@@ -43,7 +44,7 @@ def windows(spec, count, dead=True):
     if dead:
         voxels[:, 1, 2, :] = np.nan
         voxels[:, :3, :2, 4:6] = np.nan
-    masks = [draw_mask(spec.grid, spec.mask.ratio, 5, index, None, spec.model.decode_share) for index in range(count)]
+    masks = [draw_mask(spec.grid, spec.mask_ratio, 5, index, None, spec.model.decode_share) for index in range(count)]
     visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
     return torch.from_numpy(voxels), visible, masked
 
@@ -66,6 +67,8 @@ class Reference:
         return x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt() * self.w[f"{name}.weight"]
 
     def code(self, place, width):
+        if place is None:  # a register
+            return torch.zeros(width, dtype=torch.float64)
         out = []
         for coordinate in place:
             angles = [coordinate / 10000 ** (k / (width // 6)) for k in range(width // 6)]
@@ -74,6 +77,8 @@ class Reference:
 
     def rotate(self, x, place):
         """Turn pairs (c, c + D/2) of one head's vector."""
+        if place is None:
+            return x
         pairs = len(x) // 2
         angles = [coordinate / 10000 ** (k / (pairs // 3)) for coordinate in place for k in range(pairs // 3)]
         angles = torch.tensor(angles + [0.0] * (pairs - len(angles)), dtype=torch.float64)
@@ -126,16 +131,22 @@ class Reference:
         shown = [n for n in range(len(places)) if n in set(visible)]
         hidden = [n for n in range(len(places)) if n in set(masked)]
         x = torch.stack([torch.where(patches[n].isnan(), 0.0, patches[n]) for n in shown])
-        x = self.stack(self.linear(x, "embed"), "encoder", self.spec.model.encoder_size, [places[n] for n in shown])
+        registers = self.w.get("registers", torch.zeros(0, self.spec.model.encoder_size.width, dtype=torch.float64))
+        nowhere = [None] * len(registers)
+        seen = [*nowhere, *(places[n] for n in shown)]
+        x = self.stack(torch.cat([registers, self.linear(x, "embed")]), "encoder", self.spec.model.encoder_size, seen)
         x = self.linear(x, "bridge")
         size = self.spec.model.decoder_size
         if self.spec.model.decoder_attention == "cross":
             queries = self.w["mask_token"].expand(len(hidden), -1)
-            where = [places[n] for n in hidden], x, [places[n] for n in shown]
+            where = [places[n] for n in hidden], x, seen
             x = dict(zip(hidden, self.stack(queries, "decoder", size, *where), strict=True))
         else:
-            everything = dict(zip(shown, x, strict=True)) | dict.fromkeys(hidden, self.w["mask_token"])
-            x = self.stack(torch.stack([everything[n] for n in range(len(places))]), "decoder", size, places)
+            everything = dict(zip(shown, x[len(registers) :], strict=True)) | dict.fromkeys(
+                hidden, self.w["mask_token"]
+            )
+            x = torch.cat([x[: len(registers)], torch.stack([everything[n] for n in range(len(places))])])
+            x = self.stack(x, "decoder", size, [*nowhere, *places])[len(registers) :]
         total, count = torch.zeros((), dtype=torch.float64), 0
         for n in hidden:
             live = ~patches[n].isnan()
@@ -160,6 +171,10 @@ class Reference:
         {"positions": "rope", "qk_norm": True},
         {"positions": "sincos", "decoder_attention": "cross", "normalise": True},
         {"positions": "rope", "decoder_attention": "cross", "decode_share": 0.4, "qk_norm": True},
+        {"positions": "sincos", "registers": 3},
+        {"positions": "rope", "registers": 1},
+        {"positions": "sincos", "registers": 2, "decoder_attention": "cross"},
+        {"positions": "rope", "registers": 5, "decoder_attention": "cross", "decode_share": 0.4},
     ],
     ids=str,
 )
@@ -256,12 +271,9 @@ def test_predictions_of_a_cross_decoder_do_not_depend_on_each_other():
     torch.testing.assert_close(model(voxels, visible, masked[:, 3:8], predict=True), everything[:, 3:8])
 
 
-def test_what_a_cross_decoder_cannot_do_is_refused():
+def test_what_only_a_cross_decoder_can_do_is_refused():
     with pytest.raises(SpecError, match=r"decode_share 0.5 .* decoder_attention self"):
         make_spec(decode_share=0.5)
-    job = {"surveys": [{"url": "unused"}], "model": {"preset": "small", "decoder_attention": "cross"}}
-    with pytest.raises(SpecError, match=r"parallel.context_mode ulysses .* model.decoder_attention cross"):
-        parse_spec({**job, "parallel": {"workers": 2, "context": 2, "context_mode": "ulysses"}})
 
 
 def test_masks_differ_between_samples_and_seeds():

@@ -13,7 +13,7 @@ from sfm.model.masking import draw_mask
 from sfm.parallel.context import attends
 from sfm.parallel.engines import Resume, build_engine
 from sfm.parallel.mesh import build_mesh
-from sfm.parallel.slab import slab_rows
+from sfm.plan.shares import slab_rows
 from sfm.spec import parse_spec
 from sfm.train.schedule import learning_rate
 from sfm.train.step import MicroBatch, run_step
@@ -112,7 +112,7 @@ def take_steps(spec, resume_at):
 def steps_with(engine, spec, first, end):
     """(loss, gradient norm) of the steps from `first` to `end`; after each the model predicts, as in an evaluation."""
     mesh = build_mesh(spec.parallel.context)
-    attend = attends(mesh, spec.grid, spec.mask.ratio)
+    attend = attends(mesh, spec)
     both = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder}
     rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
     order, results = RankOrder.of(spec, mesh.data_rank), []
@@ -139,7 +139,7 @@ def micro_batch(spec, indices, rows):
         window = np.random.default_rng(index).normal(size=spec.window.shape).astype(np.float32)
         window[:, : 1 + index % 4] = np.nan  # every sample has another count of live voxels
         voxels.append(window[rows.start * 4 : rows.stop * 4])
-        masks.append(draw_mask(spec.grid, spec.mask.ratio, 0, index, rows))
+        masks.append(draw_mask(spec.grid, spec.mask_ratio, 0, index, rows))
     visible, masked = (torch.from_numpy(np.stack(part)) for part in zip(*masks, strict=True))
     return MicroBatch(torch.from_numpy(np.stack(voxels)), visible, masked)
 
