@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sfm import plan
-from sfm.plan.forecast import EFFICIENCY
+from sfm.plan.outlook import EFFICIENCY
 from sfm.plan.machines import GPUS
 from sfm.spec import JobSpec, SfmError, dump_spec, load_spec
 

@@ -27,6 +27,7 @@ class GatherAttend:
     def __init__(self, group: dist.ProcessGroup, lengths: Sequence[int]) -> None:
         self.group, self.lengths = group, list(lengths)
 
+    @torch.compiler.disable  # to a compiler, what is exchanged is one opaque call
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _Gathered.apply(q, torch.stack([k, v]), self.group, self.lengths)
 
@@ -44,8 +45,8 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         q, kv, out, lse = ctx.saved_tensors
-        dq, dk, dv = kernels.backward(grads[0].contiguous(), q, kv[0], kv[1], kernels.Partial(out, lse))
-        return dq.to(q.dtype), _scatter(torch.stack([dk, dv]), ctx.group, ctx.lengths).to(q.dtype), None, None
+        dq, *dkv = kernels.backward(grads[0].contiguous(), q, kv[0], kv[1], kernels.Partial(out, lse))
+        return dq.to(q.dtype), _scatter(dkv, ctx.group, ctx.lengths).to(q.dtype), None, None
 
 
 def _gather(local: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> Tensor:
@@ -58,11 +59,14 @@ def _gather(local: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> Tens
     return torch.cat([b[..., :n, :] for b, n in zip(blocks, lengths, strict=True)], dim=3)
 
 
-def _scatter(whole: Tensor, group: dist.ProcessGroup, lengths: list[int]) -> Tensor:
-    """[2, B, H, sum n, D] on every rank -> [2, B, H, n, D], summed over the ranks, in at least float32."""
-    longest = max(lengths)
-    shards = whole.to(torch.promote_types(whole.dtype, torch.float32)).split(lengths, dim=3)
-    blocks = torch.stack([F.pad(s, (0, 0, 0, longest - s.shape[3])) for s in shards])
+def _scatter(whole: Sequence[Tensor], group: dist.ProcessGroup, lengths: list[int]) -> Tensor:
+    """Two [B, H, sum n, D] on every rank -> [2, B, H, n, D], summed over the ranks, in at least float32."""
+    like, longest = whole[0], max(lengths)
+    exact = torch.promote_types(like.dtype, torch.float32)
+    blocks = like.new_zeros(len(lengths), 2, *like.shape[:2], longest, like.shape[3], dtype=exact)
+    for part, tensor in enumerate(whole):
+        for block, shard, n in zip(blocks, tensor.split(lengths, dim=2), lengths, strict=True):
+            block[part, :, :, :n] = shard
     own = torch.empty_like(blocks[0])
     dist.reduce_scatter_single(own, blocks.flatten(0, 1), group=group)
     return own[..., : lengths[dist.get_rank(group)], :]

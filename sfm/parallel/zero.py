@@ -11,6 +11,7 @@ from deepspeed import utils
 from torch import Tensor, nn
 
 from sfm.parallel.engines import MOMENTS, Engine, Resume, State, adamw
+from sfm.plan.engines import PERSISTENT
 from sfm.spec import JobSpec
 
 _STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -31,8 +32,15 @@ class ZeroEngine(Engine):
             "gradient_accumulation_steps": self.accumulation,
             "train_batch_size": spec.micro_batch * self.accumulation * world,
             "gradient_clipping": spec.optimiser.clip_norm,
-            "zero_optimization": {"stage": self.stage},
+            # By default stage 3 keeps up to 10^9 gathered weights for their next use, and so shards no smaller model.
+            "zero_optimization": {
+                "stage": self.stage,
+                "stage3_max_live_parameters": 0,
+                "stage3_max_reuse_distance": 0,
+                "stage3_param_persistence_threshold": PERSISTENT,
+            },
             "bf16": {"enabled": spec.precision == "bf16"},
+            "communication_data_type": "fp32",  # sums over many ranks lose too much in bf16
         }
         optimiser = adamw(model, spec.optimiser)
         self.engine, *_ = deepspeed.initialize(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sfm.plan.context import context_traffic, settle
 from sfm.plan.engines import engine_traffic
 from sfm.plan.fit import check
-from sfm.plan.forecast import Forecast, forecast
-from sfm.plan.memory import Memory, memory
+from sfm.plan.footprint import Memory, memory
+from sfm.plan.outlook import Forecast, forecast
 from sfm.plan.size import Flops, flops, parameters
 from sfm.spec import JobSpec
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sfm.plan.footprint import memory
 from sfm.plan.machines import GPUS
-from sfm.plan.memory import memory
 from sfm.spec import JobSpec, SfmError, SpecError, parse_spec
 
 USABLE = 0.92
@@ -103,15 +103,12 @@ def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
         if (changed := tried(change, parallel=workers)) is not None:
             spec = changed
             yield ", ".join(words), spec
-    while max(spec.grid) > 1:
-        axis = max(range(3), key=lambda a: spec.window.shape[a])
+    while max(spec.grid[1:]) > 1:  # along inline a window must keep a patch row for each context rank
+        axis = max((1, 2), key=lambda a: spec.window.shape[a])
         shape = list(spec.window.shape)
         shape[axis] = max(1, spec.grid[axis] // 2) * spec.model.patch[axis]
-        rows = shape[0] // spec.model.patch[0]
-        if rows < spec.parallel.context:
-            return
         changed = tried(f"window.shape {shape}", window={"shape": shape})
-        if changed is None or changed == spec:
+        if changed is None:
             return
         spec = changed
         yield ", ".join(words), spec

@@ -19,7 +19,7 @@ def job(**fields):
         "surveys": [{"url": "s3://surveys/basin.mdio"}],
         "window": {"shape": [1536, 1536, 2048]},
         "model": {"preset": "huge"},
-        "batch": {"size": 8},
+        "batch": {"size": 8, "micro": 1},
         "precision": "bf16",
         "resources": {"device": "gpu", "gpu": "H200"},
         "parallel": {"workers": 8, "context": 8},
@@ -86,7 +86,7 @@ def test_the_busiest_rank_sends_fewest_bytes_in_auto():
 
 
 def test_a_forecast_grows_with_the_work():
-    small, large = (plan.forecast(job(batch={"size": n}), "H200") for n in (8, 16))
+    small, large = (plan.forecast(job(batch={"size": n, "micro": 1}), "H200") for n in (8, 16))
     assert large.compute_seconds == pytest.approx(2 * small.compute_seconds)
     assert large.engine_bytes == pytest.approx(2 * small.engine_bytes, rel=0.5)
     # 112 PFLOP a sample at 45 % of eight H200

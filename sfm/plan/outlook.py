@@ -7,8 +7,8 @@ from typing import NamedTuple
 from sfm.plan.context import context_traffic, settle
 from sfm.plan.engines import engine_traffic
 from sfm.plan.fit import USABLE
+from sfm.plan.footprint import Memory, memory
 from sfm.plan.machines import GPUS, GPUS_PER_MACHINE
-from sfm.plan.memory import Memory, memory
 from sfm.plan.size import flops
 from sfm.spec import JobSpec, SpecError, parse_spec
 
