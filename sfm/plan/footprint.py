@@ -72,7 +72,7 @@ def _activations(spec: JobSpec, part: Shares, rank: int) -> int:
         0 if predicted > HEAD_TILE else 2 * predicted * patch * 4
     )  # a single tile's prediction and target are kept
 
-    windows = b * spec.accumulation * part.voxels[rank] * 4 + b * part.encoder[rank] * patch * s  # and visible patches
+    windows = b * part.voxels[rank] * 4 + b * part.encoder[rank] * patch * s  # and visible patches
     around = {stack: _around(spec, stack, s) for stack in (encoder, decoder)}
     kept = {stack: _kept(spec, stack, s) for stack in (encoder, decoder)}
     forward = windows + sum(around.values()) + sum(kept.values())

@@ -14,8 +14,11 @@ from sfm.parallel.context import Attends
 from sfm.parallel.engines import Engine
 
 
+CPU = torch.device("cpu")
+
+
 class MicroBatch(NamedTuple):
-    """This rank's slab of a few windows, on its device."""
+    """This rank's slab of a few windows."""
 
     voxels: Tensor
     """[B, I, X, T] float32, NaN without data."""
@@ -23,6 +26,9 @@ class MicroBatch(NamedTuple):
     """[B, V] int64 tokens, numbered over the whole window."""
     masked: Tensor
     """[B, M] int64."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return MicroBatch(*(tensor.to(device) for tensor in self))
 
 
 class StepResult(NamedTuple):
@@ -48,20 +54,24 @@ def run_step(
     patch: tuple[int, int, int],
     attends: Attends,
     first_row: int,
+    device: torch.device = CPU,
 ) -> StepResult:
     """Forward and backward over `micro_batches`, then one update with rate `lr`. Collective.
 
     Args:
         first_row: first patch row of this rank's slab.
+        device: where to compute; of several micro-batches it holds one at a time.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     # The global count divides every rank's loss, so it must be known before the first backward pass.
-    counts = [masked_live(batch.voxels, batch.masked, patch, first_row) for batch in micro_batches]
+    if len(micro_batches) == 1:
+        micro_batches = [micro_batches[0].to(device)]  # once for both passes
+    counts = [masked_live(b.voxels.to(device), b.masked.to(device), patch, first_row) for b in micro_batches]
     count = total(torch.stack(counts).sum()).clamp(min=1)
     error = torch.zeros((), dtype=torch.float64, device=count.device)
     for batch in micro_batches:
         loss = engine.model(
-            *batch,
+            *batch.to(device),
             first_row=first_row,
             attend_encoder=attends.encoder,
             attend_decoder=attends.decoder,

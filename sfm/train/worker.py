@@ -21,6 +21,8 @@ from sfm.feed.order import RankOrder
 from sfm.feed.ray_data import ray_feed
 from sfm.feed.source import Columns, SampleSource
 from sfm.model.mae import MaskedAutoencoder
+from sfm.parallel import kernels
+from sfm.parallel.compiled import compile_blocks
 from sfm.parallel.context import attends
 from sfm.parallel.engines import build_engine
 from sfm.parallel.mesh import Mesh, build_mesh
@@ -31,6 +33,7 @@ from sfm.train import checkpoint
 from sfm.train.evaluate import HeldOut, Section, evaluate
 from sfm.train.metrics import MetricLog, read_metrics
 from sfm.train.output import Output
+from sfm.train.peak import Peak, peak
 from sfm.train.pictures import loss_png, section_png
 from sfm.train.schedule import learning_rate
 from sfm.train.start import find_start
@@ -64,20 +67,27 @@ def train(config: dict[str, Any]) -> None:
     first = resume.steps if resume else 0
     if mesh.rank == 0 and found:
         print(f"continuing after step {first} from {found.output.url}/{found.name}", flush=True)
-    engine = build_engine(model.to(device), spec, resume)
+    kernel = _prepare(model.to(device), spec, device)
+    if mesh.rank == 0:
+        mode = spec.parallel.context_mode if spec.parallel.context > 1 else "local"
+        print(f"attention: mode {mode}, kernel {kernel}", flush=True)
+    engine = build_engine(model, spec, resume)
     del resume
     attend = attends(mesh, spec)
     source = SampleSource(spec, config["statistics"], rows)
     batches = _feed(spec, source, mesh, config["statistics"], first)
     log = MetricLog(output) if mesh.rank == 0 else None
     told = 0.0
+    rate = peak(device, torch.bfloat16 if spec.precision == "bf16" else torch.float32)
+    # of all devices, if they did nothing but the products the model asks for
+    shortest_step = spec.batch.size * plan.flops(spec).model / (spec.parallel.workers * rate.flops)
 
     for step in range(first, spec.steps):
         began = time.perf_counter()
-        micro_batches = [_to_device(next(batches), device) for _ in range(spec.accumulation)]
+        micro_batches = [_tensors(next(batches)) for _ in range(spec.accumulation)]
         waited = time.perf_counter() - began
         lr = learning_rate(step, spec.steps, spec.optimiser)
-        result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start)
+        result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start, device)
         seconds = time.perf_counter() - began
         if not math.isfinite(result.loss):
             raise TrainingError(
@@ -91,6 +101,7 @@ def train(config: dict[str, Any]) -> None:
                 "grad_norm": result.grad_norm,
                 "lr": lr,
                 "tokens_per_s": spec.batch.size * spec.tokens / seconds,
+                "mfu": shortest_step / seconds,
                 "data_wait_share": waited / seconds,
                 "step_seconds": seconds,
             }
@@ -111,16 +122,27 @@ def train(config: dict[str, Any]) -> None:
     ray.train.report({"step": spec.steps})  # the picture is there before rank 0 says so
     if log is not None:
         log.flush()
-        _write_summary(output, spec, held_out)
+        _write_summary(output, spec, held_out, rate)
 
 
 def _device(spec: JobSpec) -> torch.device:
     """Set up this process's device and threads."""
     torch.set_num_threads(spec.resources.threads)
     if spec.resources.device == "gpu":
-        return ray.train.torch.get_device()
+        device = ray.train.torch.get_device()
+        plan.check(spec, torch.cuda.get_device_properties(device).total_memory)
+        return device
     os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would guess from what is installed
     return torch.device("cpu")
+
+
+def _prepare(model: MaskedAutoencoder, spec: JobSpec, device: torch.device) -> str:
+    """Settle how blocks are computed, before an engine wraps the model. Returns the names of the attention kernels."""
+    if spec.model.compile_blocks:
+        compile_blocks(model)
+    stacks = spec.model.encoder_size, spec.model.decoder_size
+    dtype = torch.bfloat16 if spec.precision == "bf16" else torch.float32
+    return kernels.pin(device, dtype, [stack.width // stack.heads for stack in stacks])
 
 
 def _feed(
@@ -134,16 +156,16 @@ def _feed(
     return direct_feed(source, order, start, stop, spec.micro_batch)
 
 
-def _to_device(columns: Columns, device: torch.device) -> MicroBatch:
+def _tensors(columns: Columns) -> MicroBatch:
     # Arrays from the object store are read-only, which torch warns of; nothing here writes to them.
-    voxels, visible, masked = (torch.tensor(columns[name]) for name in MicroBatch._fields)
-    return MicroBatch(voxels.to(device), visible.to(device), masked.to(device))
+    return MicroBatch(*(torch.tensor(columns[name]) for name in MicroBatch._fields))
 
 
 def _line(record: dict[str, Any], steps: int) -> str:
     return (
         f"step {record['step']}/{steps}  loss {record['loss']:.4f}  grad norm {record['grad_norm']:.3f}  "
-        f"lr {record['lr']:.2e}  {record['tokens_per_s']:,.0f} tokens/s  data wait {record['data_wait_share']:.1%}"
+        f"lr {record['lr']:.2e}  {record['tokens_per_s']:,.0f} tokens/s  MFU {record['mfu']:.1%}  "
+        f"data wait {record['data_wait_share']:.1%}"
     )
 
 
@@ -152,7 +174,7 @@ def _write_section(output: Output, survey: Survey, section: Section) -> None:
     output.write("reconstruction.png", section_png(section, survey, name))
 
 
-def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None) -> None:
+def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None, rate: Peak) -> None:
     records = read_metrics(output)
     if not records:
         raise TrainingError(f"output {output.url}: the metrics of this job are gone; was the folder emptied meanwhile?")
@@ -172,6 +194,8 @@ def _write_summary(output: Output, spec: JobSpec, held_out: HeldOut | None) -> N
         "held_out_baseline": held_out.baseline if held_out else None,
         "held_out_windows": held_out.windows if held_out else 0,
         "tokens_per_s": spec.batch.size * spec.tokens * len(warm) / seconds,
+        "mfu": sum(r["mfu"] * r["step_seconds"] for r in warm) / seconds,
+        "mfu_of": f"{rate.flops / 1e12:.4g} TFLOP/s a device: {rate.of}",
         "data_wait_share": sum(r["data_wait_share"] * r["step_seconds"] for r in warm) / seconds,
     }
     output.write("loss.png", loss_png(records, held_out[:2] if held_out else None))
