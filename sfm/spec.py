@@ -437,6 +437,11 @@ class JobSpec(_Model):
                 raise ValueError(
                     "parallel.context_mode torch has no kernels for CPUs: take gather or ring, or resources.device gpu"
                 )
+            if self.precision != "bf16":
+                raise ValueError(
+                    f"parallel.context_mode torch has no kernels for precision {self.precision}: take gather or ring, "
+                    f"or precision bf16"
+                )
             if not self.mask.even:
                 raise ValueError("parallel.context_mode torch shares tokens out evenly only: set mask.even true")
         if not self.mask.even:
@@ -449,9 +454,10 @@ class JobSpec(_Model):
                 f"divide evenly over parallel.context {context}; the nearest degree that does is {nearest}"
             )
         if registers % context:
+            nearest = max(1, (registers + context // 2) // context) * context
             raise ValueError(
                 f"mask.even: model.registers {registers} do not divide evenly over parallel.context {context}; "
-                f"the nearest number that does is {-(-registers // context) * context}"
+                f"the nearest number that does is {nearest}"
             )
 
 

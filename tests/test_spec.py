@@ -55,6 +55,31 @@ def test_defaults_are_a_valid_job():
             ["ulysses 3", "context 4", "[2]"],
         ),
         ({"parallel": {"workers": 2, "context": 2, "ulysses": 2}}, ["ulysses 2", "context_mode hybrid"]),
+        (
+            {"mask": {"even": True}, "parallel": {"workers": 3, "context": 3}, "batch": {"size": 3}},
+            ["mask.even", "4 patch rows", "window.shape 64", "parallel.context 3", "degree that does is 2"],
+        ),
+        (
+            {"mask": {"even": True}, "parallel": {"workers": 4, "context": 4}, "model": {"registers": 5}},
+            ["mask.even", "model.registers 5", "parallel.context 4", "number that does is 4"],
+        ),
+        ({"mask": {"even": True, "ratio": 0.999}}, ["mask.ratio 0.999", "window.shape"]),
+        (
+            {"parallel": {"workers": 2, "context": 2, "context_mode": "torch"}},
+            ["parallel.context_mode torch", "CPUs", "gather or ring", "resources.device gpu"],
+        ),
+        (
+            {"parallel": {"workers": 2, "context": 2, "context_mode": "torch"}, "resources": {"device": "gpu"}},
+            ["parallel.context_mode torch", "precision fp32", "gather or ring", "precision bf16"],
+        ),
+        (
+            {
+                "parallel": {"workers": 2, "context": 2, "context_mode": "torch"},
+                "resources": {"device": "gpu"},
+                "precision": "bf16",
+            },
+            ["parallel.context_mode torch", "evenly", "mask.even true"],
+        ),
         ({"optimiser": {"lr": float("nan")}}, ["optimiser.lr"]),
         ({"surveys": []}, ["surveys"]),
         ({"name": "../x"}, ["name"]),

@@ -7,6 +7,7 @@ attention over the tokens of all ranks would. Shards may be uneven; no padding i
 - ring: keys and values travel from rank to rank; partial results are merged. Least memory.
 - ulysses: ranks trade tokens for heads and attend whole sequences of a few heads. Fewest bytes; must divide the heads.
 - hybrid: ulysses among neighbours, a ring between their groups.
+- torch: PyTorch's own, for shards of one length.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from sfm.model.blocks import Attend, attend_local
 from sfm.parallel.gather import GatherAttend
 from sfm.parallel.mesh import Mesh
+from sfm.parallel.native import NativeAttend
 from sfm.parallel.ring import RingAttend
 from sfm.parallel.ulysses import UlyssesAttend
 from sfm.plan.shares import shares
@@ -57,6 +59,9 @@ def attend_across(mesh: Mesh, keys: Sequence[int], mode: ContextMode, queries: S
         return GatherAttend(group, keys)
     if mode == "ring":
         return RingAttend(group, keys)
+    if mode == "torch":
+        assert len(set(keys)) == len(set(queries)) == 1  # as the spec demands
+        return NativeAttend(group)
     if mode == "ulysses":
         return UlyssesAttend(group, keys, queries)
     assert mesh.ulysses_group is not None
