@@ -37,7 +37,10 @@ def adamw(model: nn.Module, options: Optimiser) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps)
+    # On CPUs torch's default makes some ten passes over weights, gradients and moments, its fused kernel one. On GPUs
+    # the default is quick, and the kernel would want the count of steps, which engines restore, on the device too.
+    fused = all(p.device.type == "cpu" for p in model.parameters())
+    return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=fused or None)
 
 
 class Engine(ABC):
