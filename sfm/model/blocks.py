@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from sfm.model.positions import rotate
+from sfm.plan.tiles import HIDDEN_TILE
 from sfm.spec import Transformer
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -70,19 +71,13 @@ class Attention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, of_keys)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
-    def _split(self, x: Tensor) -> list[Tensor]:
-        """[B, N, S C] -> S times [B, H, N, D]; so cut, the gradients are put together again in one copy."""
-        return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.split(self.out.in_features, -1)]
+    def _split(self, x: Tensor) -> Tensor:
+        """[B, N, S C] -> [S, B, H, N, D]."""
+        return x.unflatten(-1, (-1, self.heads, self.out.in_features // self.heads)).permute(2, 0, 3, 1, 4)
 
 
 def _head_norm(size: Transformer) -> nn.Module:
     return nn.RMSNorm(size.width // size.heads, eps=1e-6)
-
-
-TILE = 16_384
-"""Tokens of a micro-batch whose hidden layer is held at a time where blocks are computed again: in bf16, 160 MiB for
-5,120 channels, where those of a window of 1536 x 1536 x 2048 voxels would take 4.5 GiB in the decoder of every preset
-from base on, several times over."""
 
 
 class Up(nn.Linear):
@@ -101,8 +96,8 @@ class Down(nn.Linear):
     """Second layer of a feed-forward, and the way through both."""
 
     def forward(self, x: Tensor, up: Up, tiled: bool = False) -> Tensor:  # type: ignore[override]
-        """[B, N, C] -> [B, N, C]; `tiled` holds the hidden layer of no more than :data:`TILE` tokens at a time."""
-        length = max(1, TILE // len(x))
+        """[B, N, C] -> [B, N, C]; `tiled` holds the hidden layer of no more than :data:`HIDDEN_TILE` tokens at a time."""
+        length = max(1, HIDDEN_TILE // len(x))
         if not tiled or x.shape[1] <= length:
             return F.linear(F.gelu(F.linear(x, up.weight, up.bias)), self.weight, self.bias)
         return _in_tiles(x, up.weight, up.bias, self.weight, self.bias, length)

@@ -18,11 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from sfm.model.blocks import Attend, Memory, Rotation, Stack, attend_local
 from sfm.model.patches import Grid, gather_patches
 from sfm.model.positions import rotary, sincos
+from sfm.plan.tiles import HEAD_TILE
 from sfm.spec import JobSpec, Model
-
-TILE = 4096
-"""Masked tokens of a micro-batch whose prediction and target are held at a time in training: with patches of
-16 x 16 x 16 each takes 64 MiB in fp32, where those of a window of 1536 x 1536 x 2048 voxels would take 13.5 GiB."""
 
 
 class Scale(NamedTuple):
@@ -95,15 +92,17 @@ class Head(nn.Linear):
         if error is None or tokens is None:
             return super().forward(x)
 
-        def of_tile(x: Tensor, tokens: Tensor) -> Tensor:
-            return error(F.linear(x, self.weight, self.bias), tokens)
+        def of_tile(x: Tensor, tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return error(F.linear(x, weight.to(x.dtype), bias.to(x.dtype)), tokens)
 
-        length = max(1, TILE // len(x))
+        length = max(1, HEAD_TILE // len(x))
         tiles = list(zip(x.split(length, dim=1), tokens.split(length, dim=1), strict=True))
         if len(tiles) == 1 or not torch.is_grad_enabled():
-            errors = [of_tile(*tile) for tile in tiles]
-        else:
-            errors = [checkpoint(of_tile, *tile, use_reentrant=False, preserve_rng_state=False) for tile in tiles]
+            return torch.stack([of_tile(*tile, self.weight, self.bias) for tile in tiles]).sum()
+        # The gradients of the weights are summed over the tiles in at least float32, and rounded once.
+        exact = torch.promote_types(self.weight.dtype, torch.float32)
+        weights = self.weight.to(exact), self.bias.to(exact)
+        errors = [checkpoint(of_tile, *tile, *weights, use_reentrant=False, preserve_rng_state=False) for tile in tiles]
         return torch.stack(errors).sum()
 
 
@@ -128,13 +127,13 @@ class MaskedAutoencoder(nn.Module):
         enc, dec = model.encoder_size, model.decoder_size
         volume = math.prod(model.patch)
         self.cross = model.decoder_attention == "cross"
-        recompute = model.checkpoint_activations
+        recompute, offload = model.checkpoint_activations, model.offload_activations
         self.embed = nn.Linear(volume, enc.width)
-        self.encoder = Stack(enc, qk_norm=model.qk_norm, recompute=recompute)
+        self.encoder = Stack(enc, qk_norm=model.qk_norm, recompute=recompute, offload=offload)
         self.bridge = nn.Linear(enc.width, dec.width)
         self.mask_token = nn.Parameter(torch.empty(dec.width))
         self.registers = nn.Parameter(torch.empty(model.registers, enc.width)) if model.registers else None
-        self.decoder = Stack(dec, qk_norm=model.qk_norm, cross=self.cross, recompute=recompute)
+        self.decoder = Stack(dec, qk_norm=model.qk_norm, cross=self.cross, recompute=recompute, offload=offload)
         self.head = Head(dec.width, volume)
         self._head_widths = enc.width // enc.heads, dec.width // dec.heads
 

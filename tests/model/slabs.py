@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from sfm.model import mae
+from sfm.model import blocks, mae
 from sfm.model.masking import draw_mask
+from sfm.parallel.compiled import compile_blocks
 from sfm.parallel.context import attends
 from sfm.parallel.engines import build_engine
 from sfm.parallel.mesh import build_mesh
@@ -71,13 +72,19 @@ def over_slabs(specs):
     return [loss_and_gradients(spec, meshes[spec.parallel.ulysses]) for spec in specs]
 
 
-def take_steps(spec, tile):
-    """Run by every rank: losses of two steps with the spec's engine, head and loss in tiles of `tile` tokens."""
-    mae.TILE = tile
-    mesh = build_mesh(spec.parallel.context)
-    rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
-    voxels, visible, masked = slab(spec, rows)
-    batch = MicroBatch(voxels.float(), visible, masked)
-    engine = build_engine(mae.MaskedAutoencoder.from_spec(spec), spec)
-    attend = attends(mesh, spec)
-    return [run_step(engine, [batch], 1e-2, spec.model.patch, attend, rows.start).loss for _ in range(2)]
+def take_steps(specs, tile):
+    """Run by every rank: for each spec, losses of two steps with its engine, all that is tiled in tiles of `tile` tokens."""
+    mae.HEAD_TILE = blocks.HIDDEN_TILE = tile
+    losses = []
+    for spec in specs:
+        mesh = build_mesh(spec.parallel.context)
+        rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
+        voxels, visible, masked = slab(spec, rows)
+        batch = MicroBatch(voxels.float(), visible, masked)
+        model = mae.MaskedAutoencoder.from_spec(spec)
+        if spec.model.compile_blocks:
+            compile_blocks(model)
+        engine = build_engine(model, spec)
+        attend = attends(mesh, spec)
+        losses.append([run_step(engine, [batch], 1e-2, spec.model.patch, attend, rows.start).loss for _ in range(2)])
+    return losses
