@@ -71,9 +71,9 @@ class Attention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, of_keys)
         return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
-    def _split(self, x: Tensor) -> Tensor:
-        """[B, N, S C] -> [S, B, H, N, D]."""
-        return x.unflatten(-1, (-1, self.heads, self.out.in_features // self.heads)).permute(2, 0, 3, 1, 4)
+    def _split(self, x: Tensor) -> list[Tensor]:
+        """[B, N, S C] -> S times [B, H, N, D]; so cut, the gradients are put together again in one copy."""
+        return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.split(self.out.in_features, -1)]
 
 
 def _head_norm(size: Transformer) -> nn.Module:
