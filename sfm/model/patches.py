@@ -25,7 +25,15 @@ def gather_patches(voxels: Tensor, tokens: Tensor, patch: tuple[int, int, int], 
     Returns:
         [B, N, P] with P the volume of a patch.
     """
-    return _cut(voxels, patch)[_places(voxels, tokens, patch, first_row)].flatten(2)
+    _, rows, crosslines, samples = voxels.shape
+    runs = voxels.reshape(-1, patch[2])  # what of a trace lies in one patch, contiguous in memory
+    window, row, crossline, sample = _places(voxels, tokens, patch, first_row)
+    per_trace = samples // patch[2]
+    first = ((window * rows + row * patch[0]) * crosslines + crossline * patch[1]) * per_trace + sample  # [B, N]
+    inline, cross = (torch.arange(n, device=tokens.device) for n in patch[:2])
+    step = (inline[:, None] * crosslines + cross) * per_trace  # [pi, px], from the first run of a patch to each other
+    places = first[..., None] + step.flatten()  # [B, N, pi px]
+    return runs.index_select(0, places.flatten()).view(*tokens.shape, -1)
 
 
 def scatter_patches(patches: Tensor, tokens: Tensor, window: Tensor, patch: tuple[int, int, int]) -> Tensor:
