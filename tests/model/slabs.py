@@ -54,8 +54,9 @@ def loss_and_gradients(spec, mesh=None):
     loss.backward()
     parts = [loss.detach(), *(p.grad for p in model.parameters())]
     if mesh is not None:
-        for part in parts:
-            torch.distributed.all_reduce(part)
+        flat = torch.cat([part.flatten() for part in parts])
+        torch.distributed.all_reduce(flat)
+        parts = [whole.view_as(part) for whole, part in zip(flat.split([p.numel() for p in parts]), parts, strict=True)]
     return parts
 
 

@@ -19,7 +19,7 @@ def test_loss_and_every_gradient_equal_one_process(world):
     """Every mode with none, one, and more registers than some ranks get; decoders that attend to themselves and across."""
     rows = 2 * world - 1  # slabs of one row and of two
     heads = 4 if world == 2 else world
-    sizes = {name: {"width": 6 * heads, "depth": 2, "heads": heads, "mlp": 30} for name in ("encoder", "decoder")}
+    sizes = {name: {"width": 6 * heads, "depth": 1, "heads": heads, "mlp": 30} for name in ("encoder", "decoder")}
     modes = [{"context_mode": mode} for mode in ("gather", "ring", "ulysses")]
     modes += [{"context_mode": "hybrid", "ulysses": 2}] if world == 4 else []
     specs = [
