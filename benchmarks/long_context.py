@@ -39,7 +39,10 @@ def main() -> None:
     parser.add_argument("--mode", default="auto")
     parser.add_argument("--engine", default="ddp")
     parser.add_argument("--recompute", action="store_true", help="compute blocks again in the backward pass")
+    parser.add_argument("--heap", action="store_true", help="keep the C library's heap as it is")
     options = parser.parse_args()
+    if not options.heap:
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**20)  # bytes; read when a process starts
     specs = [
         plan.settle(
             parse_spec(
