@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SURVEY ?=
 
-.PHONY: demo test lint format bench-cp bench-long clean
+.PHONY: demo test lint format bench-cp bench-long bench-gpu clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,9 @@ bench-cp: $(READY)
 
 bench-long: $(READY)
 	$(BIN)/python benchmarks/long_context.py
+
+bench-gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
 
 clean:
 	rm -rf $(VENV)
