@@ -21,6 +21,7 @@ from sfm.parallel.mesh import Mesh
 from sfm.parallel.native import NativeAttend
 from sfm.parallel.ring import RingAttend
 from sfm.parallel.ulysses import UlyssesAttend
+from sfm.plan.context import settle
 from sfm.plan.shares import shares
 from sfm.spec import ContextMode, JobSpec
 
@@ -39,7 +40,7 @@ def attends(mesh: Mesh, spec: JobSpec, share: float | None = None) -> Attends:
     Args:
         share: of the masked tokens, how many are predicted; default: what training does.
     """
-    part, mode = shares(spec, share), spec.parallel.context_mode
+    part, mode = shares(spec, share), settle(spec).parallel.context_mode
     own = part.registers[mesh.context_rank]
     decoder = attend_across(mesh, part.keys, mode, part.queries)
     return Attends(attend_across(mesh, part.encoder, mode), decoder, slice(own.start, own.stop))
@@ -55,7 +56,7 @@ def attend_across(mesh: Mesh, keys: Sequence[int], mode: ContextMode, queries: S
     queries = keys if queries is None else queries
     if group is None:
         return attend_local
-    if mode in ("gather", "auto"):
+    if mode == "gather":
         return GatherAttend(group, keys)
     if mode == "ring":
         return RingAttend(group, keys)

@@ -12,10 +12,11 @@ from sfm.spec import JobSpec
 
 
 def context_traffic(spec: JobSpec) -> list[int]:
-    """Bytes that attention makes each context rank send per optimiser step. The mode is settled.
+    """Bytes that attention makes each context rank send per optimiser step.
 
     Every block of both stacks, forward and backward, and forward once more where blocks are computed again.
     """
+    spec = settle(spec)
     part, s, model = shares(spec), itemsize(spec), spec.model
     degree, mode = spec.parallel.context, spec.parallel.context_mode
     assert mode != "auto"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sfm.plan.context import settle
 from sfm.plan.engines import engine_memory, itemsize
 from sfm.plan.shares import Shares, shares
 from sfm.plan.tiles import HEAD_TILE, HIDDEN_TILE
@@ -34,6 +35,7 @@ def memory(spec: JobSpec) -> Memory:
     tensor as the model's blocks keep them; the backward pass goes through the head, the decoder and the encoder, and
     the largest of these moments is the peak.
     """
+    spec = settle(spec)
     part = shares(spec)
     return Memory(*engine_memory(spec), max(_activations(spec, part, rank) for rank in range(spec.parallel.context)))
 
@@ -121,7 +123,7 @@ def _attention(spec: JobSpec, stack: _Stack) -> int:
         if stack.cross and rotated:
             projected -= w * q
         return projected + compared + w * q * (2 if rotated else 1) + normalised
-    looked_at = stack.all_keys if mode in ("gather", "auto") else k
+    looked_at = stack.all_keys if mode == "gather" else k
     return w * (q + 2 * looked_at) + 2 * w * q + normalised
 
 
@@ -137,7 +139,7 @@ def _backward(spec: JobSpec, stack: _Stack, s: int) -> int:
     freed = s * (2 * w * q + (0 if tiled else 2 * stack.size.mlp * q))
     mode = spec.parallel.context_mode if spec.parallel.context > 1 else None
     attention = 2 * s * w * q + exact * w * (q + 2 * k)  # gradients of the block's sum and output, of q, k and v
-    if mode in ("gather", "auto"):
+    if mode == "gather":
         attention = s * w * 2 * q + exact * w * (q + 2 * stack.all_keys) + 4 * w * 2 * (stack.all_keys + k)
     elif mode in ("ring", "torch", "hybrid"):
         attention += 4 * w * (q + 3 * 2 * k)  # the sum for q; a block's gradient, that of others, and what travels

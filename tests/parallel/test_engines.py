@@ -2,6 +2,7 @@
 
 import traceback
 from functools import cache
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,19 +15,20 @@ from sfm.parallel.context import attends
 from sfm.parallel.engines import Resume, build_engine
 from sfm.parallel.mesh import build_mesh
 from sfm.plan.shares import slab_rows
-from sfm.spec import parse_spec
+from sfm.plan import settle
+from sfm.spec import Engine, parse_spec
 from sfm.train.schedule import learning_rate
 from sfm.train.step import MicroBatch, run_step
 from tests.distributed import run_ranks
 
-STEPS = 10
+STEPS = 20
 
 
 def spec_of(workers, context, engine, micro, precision="fp32"):
-    return parse_spec(
+    job = parse_spec(
         {
             "surveys": [{"url": "unused"}],
-            "window": {"shape": [12, 8, 16]},
+            "window": {"shape": [20, 8, 16]},
             "model": {
                 "preset": "tiny",
                 "patch": [4, 4, 4],
@@ -35,32 +37,25 @@ def spec_of(workers, context, engine, micro, precision="fp32"):
                 "positions": "rope",
             },
             "mask": {"ratio": 0.6},
-            "batch": {"size": 4, "micro": micro},
+            "batch": {"size": 6, "micro": micro},
             "parallel": {"workers": workers, "context": context, "engine": engine},
             "precision": precision,
             "optimiser": {"lr": 1e-2, "warmup_steps": 2},
             "steps": STEPS,
         }
     )
+    return settle(job)
 
 
-ORACLE = (1, 1, "ddp", 4)  # the whole batch at once, never interrupted
+ORACLE = (1, 1, "ddp", 6)  # the whole batch at once, never interrupted
 EQUAL = [  # (workers, context, engine, samples of a micro-batch)
-    (1, 1, "zero2", 2),
-    (1, 1, "fsdp2", 2),
-    (2, 1, "zero2", 2),
-    (2, 1, "zero2", 1),
-    (2, 2, "zero2", 4),
-    (2, 2, "zero1", 1),
-    (2, 2, "ddp", 2),
-    (2, 1, "fsdp2", 1),
-    (2, 2, "fsdp2", 4),
-    (3, 3, "zero3", 2),
-    (3, 3, "fsdp2", 2),
-    (4, 2, "zero2", 1),
-    (4, 2, "fsdp2", 1),
+    (workers, context, engine, 6 * context // workers // accumulation)
+    for workers, context in ((2, 1), (4, 2), (4, 4))
+    for accumulation in (1, 3)
+    for engine in get_args(Engine)
 ]
-CLOSE = [(2, 2, engine, 4, "bf16") for engine in ("zero2", "fsdp2")] + [(2, 2, "ddp", 2, "bf16")]
+EQUAL += [(1, 1, "zero2", 2), (1, 1, "fsdp2", 2), (3, 3, "zero3", 2), (3, 3, "fsdp2", 2)]  # one process; odd shares
+CLOSE = [(2, 2, engine, 6, "bf16") for engine in ("zero2", "fsdp2")] + [(2, 2, "ddp", 3, "bf16")]
 
 
 @cache
@@ -175,13 +170,13 @@ def load_and_go_on(spec, path):
 def zero2(tmp_path_factory):
     """State that ZeRO-2 saved at two workers, and the steps it then took."""
     path = tmp_path_factory.mktemp("state") / "saved"
-    return path, np.array(run_ranks(save_and_go_on, 2, spec_of(2, 1, "zero2", 2), path)[0])
+    return path, np.array(run_ranks(save_and_go_on, 2, spec_of(2, 1, "zero2", 3), path)[0])
 
 
 @pytest.mark.parametrize(("workers", "context", "engine"), [(3, 3, "fsdp2"), (1, 1, "ddp"), (2, 1, "zero3")])
 def test_another_engine_at_another_size_continues(zero2, workers, context, engine):
     path, expected = zero2
-    found = np.array(run_ranks(load_and_go_on, workers, spec_of(workers, context, engine, 2), path)[0])
+    found = np.array(run_ranks(load_and_go_on, workers, spec_of(workers, context, engine, 3), path)[0])
     np.testing.assert_allclose(found[0, 0], expected[0, 0], rtol=1e-6)  # the weights
     np.testing.assert_allclose(found, expected, rtol=1e-5)  # the moments
 
