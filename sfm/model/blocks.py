@@ -232,7 +232,7 @@ def to_host(x: Tensor) -> Tensor | OnHost:
         return x
     stream = _copies(x.device)
     stream.wait_stream(torch.cuda.current_stream(x.device))  # x is written before it is read
-    copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    copy = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
     with torch.cuda.stream(stream):
         copy.copy_(x, non_blocking=True)
     x.record_stream(stream)  # its memory is not given away before it has left
