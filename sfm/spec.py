@@ -253,7 +253,7 @@ class Optimiser(_Model):
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment; default 1e-8."""
     weight_decay: float = Field(0.05, ge=0)
-    """Decoupled decay of matrices (biases, norms and the mask token have none); default 0.05."""
+    """Decoupled decay of matrices (biases, norms, mask token and registers have none); default 0.05."""
     clip_norm: float = Field(1.0, ge=0)
     """Largest global gradient norm; 0 clips nothing; default 1."""
 

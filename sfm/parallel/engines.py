@@ -33,9 +33,10 @@ class Resume(NamedTuple):
 
 
 def adamw(model: nn.Module, options: Optimiser) -> torch.optim.AdamW:
-    """AdamW over two groups: matrices decay, vectors (biases, norms, mask token) do not."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    """AdamW over two groups: matrices decay, vectors (biases, norms, mask token, registers) do not."""
+    matrices, vectors = [], []
+    for name, p in model.named_parameters():
+        (matrices if p.ndim > 1 and name != "registers" else vectors).append(p)
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     # On CPUs torch's default makes some ten passes over weights, gradients and moments, its fused kernel one. On GPUs
     # the default is quick, and the kernel would want the count of steps, which engines restore, on the device too.
