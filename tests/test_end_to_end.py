@@ -176,7 +176,8 @@ def test_post_jobs_trains_and_shows(store, reference, tmp_path, monkeypatch):
 def test_data_parallel_by_ray_job_submit_equals_one_worker(environment, reference, tmp_path):
     output = str(tmp_path / "out")
     two = job(parallel={"workers": 2, "engine": "zero2"}, batch={"size": 4, "micro": 1}, output=output)
-    ray_job_submit(environment, tmp_path / "job", two)
+    printed = ray_job_submit(environment, tmp_path / "job", two)
+    assert printed.count("attention: mode local, kernel flash-cpu") == 1
     np.testing.assert_allclose(losses(output), reference, rtol=1e-5)
 
 
