@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from sfm import plan
-from sfm.plan.outlook import EFFICIENCY
 from sfm.plan.machines import GPUS
+from sfm.plan.outlook import EFFICIENCY
 from sfm.spec import JobSpec, SfmError, dump_spec, load_spec
 
 _SERVICE = ("fastapi", "httpx", "pydantic_settings", "ray", "sqlalchemy", "uvicorn")

@@ -34,7 +34,8 @@ class Resume(NamedTuple):
 
 def adamw(model: nn.Module, options: Optimiser) -> torch.optim.AdamW:
     """AdamW over two groups: matrices decay, vectors (biases, norms, mask token, registers) do not."""
-    matrices, vectors = [], []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         (matrices if p.ndim > 1 and name != "registers" else vectors).append(p)
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sfm.plan.shares import shares
+from sfm.plan.tiles import HEAD_TILE, HIDDEN_TILE
 from sfm.spec import JobSpec, Transformer
 
 
@@ -81,9 +82,14 @@ def flops(spec: JobSpec) -> Flops:
     bridge = 2 * known * enc.width * dec.width
     decoder = dec.depth * _block(dec, queries, keys)
     head = 2 * predicted * patch * dec.width
-    # The last product of a block is not repeated: no gradient needs its result.
-    last = 2 * (enc.depth * known * enc.width * enc.mlp + dec.depth * queries * dec.width * dec.mlp)
-    again = encoder + decoder - last if spec.model.checkpoint_activations else 0
+    again = head if spec.micro_batch * max(part.predicted) > HEAD_TILE else 0
+    if spec.model.checkpoint_activations:
+        again += encoder + decoder
+        for size, tokens, widest in ((enc, known, max(part.encoder)), (dec, queries, max(part.queries))):
+            product = 2 * size.depth * tokens * size.width * size.mlp
+            # The last product of a block is not repeated, as no gradient needs its result; but tiles are computed whole,
+            # and the first product in them a third time.
+            again += product if spec.micro_batch * widest > HIDDEN_TILE else -product
     return Flops(2 * embed + 3 * encoder, 3 * (bridge + decoder), 3 * head, again)
 
 

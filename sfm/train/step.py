@@ -13,7 +13,6 @@ from sfm.model.mae import masked_live
 from sfm.parallel.context import Attends
 from sfm.parallel.engines import Engine
 
-
 CPU = torch.device("cpu")
 
 

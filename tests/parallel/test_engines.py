@@ -14,8 +14,8 @@ from sfm.model.masking import draw_mask
 from sfm.parallel.context import attends
 from sfm.parallel.engines import Resume, build_engine
 from sfm.parallel.mesh import build_mesh
-from sfm.plan.shares import slab_rows
 from sfm.plan import settle
+from sfm.plan.shares import slab_rows
 from sfm.spec import Engine, parse_spec
 from sfm.train.schedule import learning_rate
 from sfm.train.step import MicroBatch, run_step

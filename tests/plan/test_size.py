@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sfm import plan
 from sfm.model.mae import MaskedAutoencoder
 from sfm.model.masking import draw_mask
+from sfm.plan import size
 from sfm.plan.shares import shares
 from sfm.spec import parse_spec
 
@@ -24,7 +25,7 @@ MODELS = [
 ]
 
 
-def spec_of(model, shape=(12, 15, 20)):
+def spec_of(model, shape=(12, 15, 20), batch=1):
     sizes = {
         "encoder": {"width": 36, "depth": 3, "heads": 3, "mlp": 50},
         "decoder": {"width": 24, "depth": 2, "heads": 2, "mlp": 30},
@@ -35,6 +36,7 @@ def spec_of(model, shape=(12, 15, 20)):
             "window": {"shape": shape},
             "model": {"preset": "tiny", "patch": [4, 3, 5], **sizes, **model},
             "mask": {"ratio": 0.7},
+            "batch": {"size": batch},
         }
     )
 
@@ -45,9 +47,13 @@ def attend(q, k, v):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_operations_of_a_step_equal_what_torch_counts(model, batch):
-    spec = spec_of(model)
+@pytest.mark.parametrize(("batch", "tile"), [(1, None), (2, None), (2, 16)])
+def test_operations_of_a_step_equal_what_torch_counts(model, batch, tile, monkeypatch):
+    if tile:
+        for name in ("mae.HEAD_TILE", "blocks.HIDDEN_TILE"):
+            monkeypatch.setattr(f"sfm.model.{name}", tile)
+            monkeypatch.setattr(size, name.split(".")[1], tile)
+    spec = spec_of(model, batch=batch)
     whole = MaskedAutoencoder.from_spec(spec)
     masks = [draw_mask(spec.grid, spec.mask_ratio, 0, n, None, spec.model.decode_share) for n in range(batch)]
     visible, masked = (torch.stack([torch.from_numpy(m[part]) for m in masks]) for part in (0, 1))
