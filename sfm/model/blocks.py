@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from sfm.model.positions import rotate
 from sfm.plan.tiles import HIDDEN_TILE
@@ -170,6 +170,7 @@ class Stack(nn.Module):
         recompute: keep only the input of each block and compute the block again in the backward pass
             (Chen et al. 2016), its feed-forward in tiles; whatever `attend` exchanges is exchanged again, in the
             same order on every device.
+        keep_attention: keep what attention gave as well, and compute all but that again.
         offload: keep those inputs in the host's memory (:class:`Offloaded`).
     """
 
@@ -180,10 +181,12 @@ class Stack(nn.Module):
         qk_norm: bool = False,
         cross: bool = False,
         recompute: bool = False,
+        keep_attention: bool = False,
         offload: bool = False,
     ) -> None:
         super().__init__()
         self.recompute, self.offload = recompute, offload
+        self.contexts = _keeping_attention if keep_attention else noop_context_fn
         blocks = (Block(size, qk_norm=qk_norm, cross=cross, tiled=recompute) for _ in range(size.depth))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(size.width)
@@ -193,10 +196,31 @@ class Stack(nn.Module):
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 with Offloaded(x) if self.offload else nullcontext():
-                    x = checkpoint(block, x, rotation, attend, memory, use_reentrant=False, preserve_rng_state=False)
+                    x = checkpoint(
+                        block,
+                        x,
+                        rotation,
+                        attend,
+                        memory,
+                        use_reentrant=False,
+                        preserve_rng_state=False,
+                        context_fn=self.contexts,
+                    )
             else:
                 x = block(x, rotation, attend, memory)
         return self.norm(x)
+
+
+def _keeping_attention() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Around a block's first and second pass: the fused kernels of attention run in the first alone."""
+    aten = torch.ops.aten
+    kernels: list[Any] = [
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+    ]
+    return create_selective_checkpoint_contexts(kernels)
 
 
 class Offloaded(saved_tensors_hooks):

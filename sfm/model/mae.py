@@ -52,8 +52,9 @@ def masked_live(voxels: Tensor, masked: Tensor, patch: tuple[int, int, int], fir
     """Scalar int64: voxels with data in the `masked` patches of [B, I, X, T]."""
     counts = []
     for row in voxels.split(patch[0], dim=1):  # [B, pi, X, T]: only its own flags are held, not the window's
-        live = ~row.isnan().unflatten(3, (-1, patch[2])).unflatten(2, (-1, patch[1]))  # [B, pi, gx, px, gt, pt]
-        counts.append(live.sum((1, 3, 5)).flatten(1))  # [B, gx gt]
+        live = row.eq(row).sum(1, dtype=torch.int16)  # [B, X, T]; first along inline, in the fewest bytes
+        live = live.unflatten(2, (-1, patch[2])).unflatten(1, (-1, patch[1]))  # [B, gx, px, gt, pt]
+        counts.append(live.sum((2, 4)).flatten(1))  # [B, gx gt]
     per_patch = torch.cat(counts, dim=1)  # [B, tokens of the slab]
     before = first_row * counts[0].shape[1]
     return per_patch.gather(1, masked - before).sum()
@@ -131,13 +132,17 @@ class MaskedAutoencoder(nn.Module):
         enc, dec = model.encoder_size, model.decoder_size
         volume = math.prod(model.patch)
         self.cross = model.decoder_attention == "cross"
-        recompute, offload = model.checkpoint_activations, model.offload_activations
+        memory = {
+            "recompute": model.checkpoint_activations,
+            "keep_attention": model.keep_attention,
+            "offload": model.offload_activations,
+        }
         self.embed = nn.Linear(volume, enc.width)
-        self.encoder = Stack(enc, qk_norm=model.qk_norm, recompute=recompute, offload=offload)
+        self.encoder = Stack(enc, qk_norm=model.qk_norm, **memory)
         self.bridge = nn.Linear(enc.width, dec.width)
         self.mask_token = nn.Parameter(torch.empty(dec.width))
         self.registers = nn.Parameter(torch.empty(model.registers, enc.width)) if model.registers else None
-        self.decoder = Stack(dec, qk_norm=model.qk_norm, cross=self.cross, recompute=recompute, offload=offload)
+        self.decoder = Stack(dec, qk_norm=model.qk_norm, cross=self.cross, **memory)
         self.head = Head(dec.width, volume)
         self._head_widths = enc.width // enc.heads, dec.width // dec.heads
 
@@ -184,7 +189,7 @@ class MaskedAutoencoder(nn.Module):
             [B, M, C'] for the head.
         """
         dtype = self.embed.weight.dtype
-        patches = gather_patches(voxels, visible, self.patch, first_row).nan_to_num(0.0)  # [B, V, P]
+        patches = gather_patches(voxels, visible, self.patch, first_row).nan_to_num_(0.0)  # [B, V, P]
         x = self.embed(patches.to(dtype))  # [B, V, C]
         if self.registers is not None:  # also where this device holds none: every device has a gradient for them
             own = self.registers[registers].to(dtype)  # [R, C]

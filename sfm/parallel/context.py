@@ -18,7 +18,6 @@ from typing import NamedTuple
 from sfm.model.blocks import Attend, attend_local
 from sfm.parallel.gather import GatherAttend
 from sfm.parallel.mesh import Mesh
-from sfm.parallel.native import NativeAttend
 from sfm.parallel.ring import RingAttend
 from sfm.parallel.ulysses import UlyssesAttend
 from sfm.plan.context import settle
@@ -62,6 +61,8 @@ def attend_across(mesh: Mesh, keys: Sequence[int], mode: ContextMode, queries: S
         return RingAttend(group, keys)
     if mode == "torch":
         assert len(set(keys)) == len(set(queries)) == 1  # as the spec demands
+        from sfm.parallel.native import NativeAttend  # private names of torch: only who asks for them needs them
+
         return NativeAttend(group)
     if mode == "ulysses":
         return UlyssesAttend(group, keys, queries)

@@ -49,9 +49,10 @@ def settle(spec: JobSpec) -> JobSpec:
 def _candidates(spec: JobSpec) -> Iterator[JobSpec]:
     degree = spec.parallel.context
     heads = math.gcd(spec.model.encoder_size.heads, spec.model.decoder_size.heads)
-    modes: list[tuple[str, int]] = [("gather", 1), ("ring", 1)]
+    whole = spec.model.keep_attention  # then attention must come in one piece
+    modes: list[tuple[str, int]] = [("gather", 1)] if whole else [("gather", 1), ("ring", 1)]
     for group in range(2, degree + 1):
-        if degree % group == 0 and heads % group == 0:
+        if degree % group == 0 and heads % group == 0 and (group == degree or not whole):
             modes.append(("ulysses", 1) if group == degree else ("hybrid", group))
     for mode, group in modes:
         parallel = spec.parallel.model_copy(update={"context_mode": mode, "ulysses": group})

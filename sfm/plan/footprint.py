@@ -97,8 +97,10 @@ def _kept(spec: JobSpec, stack: _Stack, s: int) -> int:
     if not spec.model.checkpoint_activations:
         return stack.size.depth * _block(spec, stack, s)
     inputs = s * stack.size.width * stack.queries
+    results = (inputs + 4 * stack.size.heads * stack.queries) if spec.model.keep_attention else 0
     offloaded = spec.model.offload_activations and spec.resources.device == "gpu"
-    return inputs * (2 if offloaded else stack.size.depth)  # off-loaded: the one in work and the one that travels
+    # Off-loaded are inputs alone: the one in work and the one that travels stay.
+    return inputs * (2 if offloaded else stack.size.depth) + results * stack.size.depth
 
 
 def _block(spec: JobSpec, stack: _Stack, s: int) -> int:

@@ -85,6 +85,8 @@ def flops(spec: JobSpec) -> Flops:
     again = head if spec.micro_batch * max(part.predicted) > HEAD_TILE else 0
     if spec.model.checkpoint_activations:
         again += encoder + decoder
+        if spec.model.keep_attention:
+            again -= 4 * (enc.depth * known * known * enc.width + dec.depth * queries * keys * dec.width)
         for size, tokens, widest in ((enc, known, max(part.encoder)), (dec, queries, max(part.queries))):
             product = 2 * size.depth * tokens * size.width * size.mlp
             # The last product of a block is not repeated, as no gradient needs its result; but tiles are computed whole,

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfm.model import blocks
 from sfm.model.mae import MaskedAutoencoder, masked_live
@@ -62,10 +63,37 @@ def test_blocks_computed_again_have_the_same_gradients(positions):
     assert bytes_for_backward(again) < bytes_for_backward(spec) / 2
 
 
+class Calls(TorchDispatchMode):
+    """Counts how often an operation is really carried out."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.count = name, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += str(func).endswith(self.name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_kept_attention_is_not_computed_again():
+    spec = make_spec(positions="rope")
+    kept = with_model(spec, checkpoint_activations=True, keep_attention=True)
+    for found, expected in zip(gradients(kept), gradients(spec), strict=True):
+        assert torch.equal(found, expected)
+    calls = {}
+    for name, of in (("once", spec), ("kept", kept), ("again", with_model(spec, checkpoint_activations=True))):
+        with Calls("_scaled_dot_product_flash_attention_for_cpu.default") as counter:
+            gradients(of)
+        calls[name] = counter.count
+    assert calls["kept"] == calls["once"] == calls["again"] / 2 > 0
+
+
 def test_blocks_computed_again_exchange_keys_and_values_again():
-    specs = [spec_of(5, positions="rope", checkpoint_activations=flag) for flag in (False, True)]
-    for kept, again in run_ranks(over_slabs, 2, specs):
+    recompute = {"positions": "rope", "checkpoint_activations": True}
+    specs = [spec_of(5, positions="rope"), spec_of(5, **recompute), spec_of(5, **recompute, keep_attention=True)]
+    for kept, again, partly in run_ranks(over_slabs, 2, specs):
         assert all(torch.equal(a, b) for a, b in zip(again, kept, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(partly, kept, strict=True))
         for part, right in zip(again, loss_and_gradients(specs[0]), strict=True):
             torch.testing.assert_close(part, right, rtol=1e-10, atol=1e-11)
 

@@ -21,6 +21,7 @@ MODELS = [
     ROPE,
     {**ROPE, "qk_norm": True, "registers": 3},
     {**ROPE, "checkpoint_activations": True},
+    {**ROPE, "checkpoint_activations": True, "keep_attention": True},
     {**ROPE, "decoder_attention": "cross", "decode_share": 0.5},
 ]
 
@@ -80,7 +81,12 @@ def assert_close(specs, ranks):
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_activations_at_the_peak_are_within_a_tenth_of_the_formula(world):
     modes = {1: ["gather"], 2: ["gather", "ring", "ulysses"], 4: ["gather", "ring", "ulysses", "hybrid"]}[world]
-    specs = [spec_of(world, mode, model) for mode in modes for model in MODELS]
+    specs = [
+        spec_of(world, mode, model)
+        for mode in modes
+        for model in MODELS
+        if not (model.get("keep_attention") and mode in ("ring", "hybrid"))
+    ]
     specs += [spec_of(world, mode, ROPE, rows=13, micro=2) for mode in modes]  # slabs of different thickness
     assert_close(specs, run_ranks(peaks, world, specs))
 
