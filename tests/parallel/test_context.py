@@ -14,14 +14,14 @@ from tests.distributed import run_ranks
 from tests.model.slabs import loss_and_gradients, over, over_slabs, slab, spec_of
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 5])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
 def test_loss_and_every_gradient_equal_one_process(world):
     """Every mode with none, one, and more registers than some ranks get; decoders that attend to themselves and across."""
     rows = 2 * world - 1  # slabs of one row and of two
     heads = 4 if world == 2 else world
     sizes = {name: {"width": 6 * heads, "depth": 1, "heads": heads, "mlp": 30} for name in ("encoder", "decoder")}
     modes = [{"context_mode": mode} for mode in ("gather", "ring", "ulysses")]
-    modes += [{"context_mode": "hybrid", "ulysses": 2}] if world == 4 else []
+    modes += [{"context_mode": "hybrid", "ulysses": 2}] if world in (4, 8) else []
     specs = [
         spec_of(rows, {"workers": world, "context": world, **mode}, registers=registers, **sizes, **decoder)
         for mode in modes
