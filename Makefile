@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SURVEY ?=
 
-.PHONY: demo test lint format bench-cp bench-long bench-gpu clean
+.PHONY: demo test lint format bench-cp bench-mae bench-long bench-gpu clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ format: $(READY)
 
 bench-cp: $(READY)
 	$(BIN)/python benchmarks/context_parallel.py
+
+bench-mae: $(READY)
+	$(BIN)/python -W ignore benchmarks/mae.py
 
 bench-long: $(READY)
 	$(BIN)/python benchmarks/long_context.py
