@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sfm import plan
+from sfm.plan.fit import changed
 from sfm.plan.machines import GPUS
 from sfm.plan.outlook import EFFICIENCY
 from sfm.spec import JobSpec, SfmError, dump_spec, load_spec
@@ -48,14 +49,22 @@ def validate(job: str, as_json: bool) -> None:
 
 @click.command("plan")
 @click.argument("job", type=click.Path())
-@click.option("--gpu", type=click.Choice(list(GPUS)), help="This kind of GPU alone.")
+@click.option("--gpu", type=click.Choice(list(GPUS)), help="As though the job named this kind of GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan_(job: str, gpu: str | None, as_json: bool) -> None:
     """Say what a job takes: memory, operations and communication per step, and on which GPUs it fits. All predicted."""
-    spec = plan.settle(load_spec(job))
+    asked = load_spec(job)
+    if gpu is not None:
+        asked = changed(asked, [("resources.device", "gpu"), ("resources.gpu", gpu), ("resources.memory_gib", None)])
+    spec = plan.settle(asked)
     forecasts = [plan.forecast(spec, name) for name in ([gpu] if gpu else GPUS)]
     click.echo(json.dumps(_figures(spec, forecasts)) if as_json else _table(spec, forecasts))
-    plan.check(spec)
+    try:
+        plan.check(asked)
+    except SfmError as error:
+        if gpu is None:
+            raise
+        click.echo(f"on {gpu} it does not fit: {error}", err=as_json)  # no error: nothing was asked to run there
 
 
 def _figures(spec: JobSpec, forecasts: list[plan.Forecast]) -> dict[str, Any]:

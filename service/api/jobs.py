@@ -117,7 +117,7 @@ async def _check(spec: JobSpec, context: Context) -> None:
         capacity = await context.cluster.totals()
     except SfmError:
         capacity = context.reconciler.capacity  # as last seen; a job may queue while Ray is away
-    if capacity and (sentence := too_large(plan.request(spec), capacity)):
+    if capacity and (sentence := too_large(plan.request(spec), capacity, spec.resources.gpu)):
         raise Problem(422, "exceeds_cluster", sentence)
     if context.settings.preflight:
         try:

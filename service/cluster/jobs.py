@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from service.settings import Settings
 from sfm.spec import SfmError
 
 REQUEST_SECONDS = 30.0
+_MODEL = "accelerator_type:"  # and the model: what Ray says a node has
 
 for _name in (
     "ray.dashboard.modules.dashboard_sdk",
@@ -168,7 +169,7 @@ class Cluster:
             raise Unreachable(f"the log of {submission_id} broke off: {_first_line(error)}") from error
 
     async def totals(self) -> Capacity:
-        """Logical CPUs and GPUs of all live nodes together.
+        """Logical CPUs and GPUs of all live nodes together, GPUs also by their model.
 
         Raises:
             Unreachable, Refused
@@ -176,8 +177,7 @@ class Cluster:
         response = await self._request("GET", "/api/v0/nodes", params={"limit": 10000, "detail": 1})
         nodes = _answer(response)["data"]["result"]["result"]
         totals = [n["resources_total"] for n in nodes if n["state"] == "ALIVE"]
-        cpus, gpus = (sum(t.get(name, 0) for t in totals) for name in ("CPU", "GPU"))
-        return Capacity(max(cpus, self._settings.max_cpus), max(gpus, self._settings.max_gpus))
+        return capacity_of(totals, self._settings)
 
     def _client(self) -> JobSubmissionClient:
         if not self.address:
@@ -191,6 +191,19 @@ class Cluster:
             return await self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise Unreachable(f"Ray at {self.address} does not answer: {_first_line(error)}") from error
+
+
+def capacity_of(totals: Sequence[Mapping[str, float]], settings: Settings) -> Capacity:
+    """What nodes with these totals, by Ray's names, have together, and what the cluster grows to by itself."""
+    cpus, gpus = (sum(node.get(name, 0) for node in totals) for name in ("CPU", "GPU"))
+    models: dict[str, float] = {}
+    for node in totals:
+        for name in node:
+            if name.startswith(_MODEL):
+                model = name.removeprefix(_MODEL)
+                models[model] = models.get(model, 0) + node.get("GPU", 0)
+    known = None if settings.max_gpus else models
+    return Capacity(max(cpus, settings.max_cpus), max(gpus, settings.max_gpus), known)
 
 
 def _answer(response: httpx.Response) -> Any:

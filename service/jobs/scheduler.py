@@ -7,7 +7,7 @@ is larger than the whole cluster waits for nodes and holds nobody up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sfm.plan import Request
@@ -22,6 +22,8 @@ class Capacity:
 
     cpus: float
     gpus: float
+    models: Mapping[str, float] | None = None
+    """GPUs of each model, as H200; None where others may join, so that nothing is known."""
 
     def holds(self, cpus: float, gpus: float) -> bool:
         return cpus <= self.cpus + SLACK and gpus <= self.gpus + SLACK
@@ -75,10 +77,14 @@ def _amount(of: Request | Capacity) -> str:
     return f"{of.cpus:g} CPUs" + (f" and {of.gpus:g} GPUs" if of.gpus or isinstance(of, Capacity) else "")
 
 
-def too_large(request: Request, capacity: Capacity) -> str | None:
-    """The sentence that refuses a job larger than the whole cluster; None if it fits."""
+def too_large(request: Request, capacity: Capacity, gpu: str | None = None) -> str | None:
+    """The sentence that refuses a job larger than the whole cluster; None if it fits.
+
+    Args:
+        gpu: the model of GPU that the job asks for, if it asks for one.
+    """
     if capacity.holds(request.cpus, request.gpus):
-        return None
+        return _too_few(request, capacity.models, gpu)
     most = request.workers
     if request.gpus:
         most = min(most, int(capacity.gpus))
@@ -88,4 +94,18 @@ def too_large(request: Request, capacity: Capacity) -> str | None:
     return (
         f"parallel.workers {request.workers} need {_amount(request)} in all, "
         f"but the whole cluster has {_amount(capacity)}; {advice}"
+    )
+
+
+def _too_few(request: Request, models: Mapping[str, float] | None, gpu: str | None) -> str | None:
+    """The sentence that refuses a job for more GPUs of a model than there are; None if there are enough."""
+    if gpu is None or models is None or request.gpus <= models.get(gpu, 0):
+        return None
+    there = (
+        ", ".join(f"{count:g} {model}" for model, count in sorted(models.items())) or "none of a model that Ray knows"
+    )
+    most = f"take at most {models[gpu]:g}, " if models.get(gpu) else ""
+    return (
+        f"resources.gpu {gpu}: parallel.workers {request.workers} need {request.gpus} of these, but of GPUs the whole "
+        f"cluster has {there}; {most}ask for others, or add nodes"
     )

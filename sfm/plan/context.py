@@ -38,12 +38,22 @@ def context_traffic(spec: JobSpec) -> list[int]:
 def settle(spec: JobSpec) -> JobSpec:
     """`spec` with context_mode `auto` replaced by the mode in which the busiest rank sends fewest bytes.
 
-    Candidates are gather, ring, and where degrees divide the heads of both stacks ulysses and every hybrid. Among
-    equals the first of these is taken. The bytes are those of :func:`sfm.plan.traffic.attention_traffic`.
+    Candidates are gather, ring, and where degrees divide the heads of both stacks ulysses and every hybrid; where the
+    spec says what devices it runs on and one of these fits them, only those that do. Among equals the one that takes
+    least memory is taken. The bytes are those of :func:`sfm.plan.traffic.attention_traffic`.
     """
     if spec.parallel.context_mode != "auto":
         return spec
-    return min(_candidates(spec), key=lambda candidate: max(context_traffic(candidate)))
+    from sfm.plan.fit import capacity  # these two settle jobs themselves
+    from sfm.plan.footprint import memory
+
+    room = capacity(spec) or math.inf
+
+    def cost(candidate: JobSpec) -> tuple[bool, int, int]:
+        total = memory(candidate).total
+        return total > room, max(context_traffic(candidate)), total
+
+    return min(_candidates(spec), key=cost)
 
 
 def _candidates(spec: JobSpec) -> Iterator[JobSpec]:

@@ -12,6 +12,7 @@ from sfm.train.output import Output
 
 FOLDER = "checkpoints"
 MANIFEST = "MANIFEST.json"
+_MODEL = "accelerator_type:"  # and the model, as Ray names what a node with such a GPU has
 
 
 class ClusterError(SfmError):
@@ -87,7 +88,8 @@ def check(spec: JobSpec) -> None:
 def check_cluster(spec: JobSpec, resources: Mapping[str, float]) -> None:
     """Refuse a job that the whole cluster, of `resources` by Ray's names, could not hold.
 
-    How far a cluster grows by itself stands in SFM_MAX_CPUS and SFM_MAX_GPUS of the environment.
+    How far a cluster grows by itself stands in SFM_MAX_CPUS and SFM_MAX_GPUS of the environment; which models of GPU
+    would join is not known, so that none is refused where GPUs may.
 
     Raises:
         ClusterError: naming what is missing.
@@ -100,3 +102,10 @@ def check_cluster(spec: JobSpec, resources: Mapping[str, float]) -> None:
                 f"parallel.workers {need.workers} need {wanted:g} {name}s in all, the whole cluster has {there:g}; "
                 f"lower parallel.workers or resources, or add nodes"
             )
+    model, grows = spec.resources.gpu, float(os.environ.get("SFM_MAX_GPUS", 0)) > 0
+    if model is not None and not grows and f"{_MODEL}{model}" not in resources:
+        models = ", ".join(sorted(name.removeprefix(_MODEL) for name in resources if name.startswith(_MODEL)))
+        raise ClusterError(
+            f"resources.gpu {model}: no node of the cluster has such GPUs; there are {models or 'none that Ray knows'}: "
+            f"ask for what there is, leave resources.gpu out, or add nodes"
+        )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.cluster.jobs import capacity_of
 from service.jobs.scheduler import SLACK, Capacity, Waiting, schedule, too_large
+from service.settings import Settings
 from sfm.plan import Request, request
 from sfm.spec import parse_spec
 from tests.service.conftest import spec
@@ -78,6 +82,29 @@ def test_the_advised_number_of_workers_fits() -> None:
     assert str(too_large(many, capacity)).endswith("take at most 6")
     six = request(parse_spec(spec(parallel={"workers": 6}, batch={"size": 6})))
     assert too_large(six, capacity) is None
+
+
+def test_gpus_of_a_model_are_counted_unless_others_may_join(tmp_path: Path) -> None:
+    nodes = [
+        {"CPU": 0.0},  # the head
+        {"CPU": 96.0, "GPU": 8.0, "accelerator_type:H100": 1.0},
+        *[{"CPU": 96.0, "GPU": 4.0, "accelerator_type:H200": 1.0}] * 2,
+    ]
+
+    def refusal(workers: int, gpu: str | None, **settings: float) -> str | None:
+        capacity = capacity_of(nodes, Settings(state_dir=tmp_path, **settings))  # type: ignore[arg-type]
+        return too_large(Request(workers, workers, workers), capacity, gpu)
+
+    assert refusal(8, "H200") is None
+    assert refusal(16, None) is None
+    assert refusal(12, "H200") == (
+        "resources.gpu H200: parallel.workers 12 need 12 of these, but of GPUs the whole cluster has 8 H100, 8 H200; "
+        "take at most 8, ask for others, or add nodes"
+    )
+    assert str(refusal(1, "B200")).endswith("has 8 H100, 8 H200; ask for others, or add nodes")
+    assert str(refusal(17, "B200")).startswith("parallel.workers 17 need 17 CPUs and 17 GPUs in all")
+    assert refusal(12, "B200", max_gpus=32) is None
+    assert "none of a model that Ray knows" in str(too_large(Request(1, 1, 1), Capacity(8, 8, {}), "H200"))
 
 
 def test_a_large_job_is_not_starved_by_small_ones() -> None:

@@ -135,3 +135,20 @@ def test_a_job_larger_than_the_cluster_is_refused(monkeypatch):
         check_cluster(spec, {"CPU": 4})
     monkeypatch.setenv("SFM_MAX_CPUS", "64")
     check_cluster(spec, {"CPU": 4})
+
+
+def test_gpus_of_a_model_that_the_cluster_does_not_have_are_refused(monkeypatch):
+    resources = {"device": "gpu", "gpu": "H200"}
+    spec = parse_spec({"surveys": [{"url": "unused"}], "parallel": {"workers": 2}, "resources": resources})
+    machine = {"CPU": 16.0, "GPU": 4.0}
+    check_cluster(spec, {**machine, "accelerator_type:H200": 1.0})
+    with pytest.raises(ClusterError, match=r"resources\.gpu H200: no node .* there are A100, H100: ask for"):
+        check_cluster(spec, {**machine, "accelerator_type:H100": 1.0, "accelerator_type:A100": 1.0})
+    with pytest.raises(ClusterError, match="none that Ray knows"):
+        check_cluster(spec, machine)
+    check_cluster(spec.model_copy(update={"resources": spec.resources.model_copy(update={"gpu": None})}), machine)
+    monkeypatch.setenv("SFM_MAX_GPUS", "0.0")
+    with pytest.raises(ClusterError, match="H200"):
+        check_cluster(spec, machine)
+    monkeypatch.setenv("SFM_MAX_GPUS", "16")
+    check_cluster(spec, machine)
