@@ -15,7 +15,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.alive: dict[int, StorageWeakRef] = {}
         self.peak = 0
         self.at = ""
 
@@ -26,7 +26,7 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in given:
-                    self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                    self.alive[storage._cdata] = StorageWeakRef(storage)
         now = self.now
         if now > self.peak:
             self.peak, self.at = now, str(func)
@@ -34,6 +34,12 @@ class LiveBytes(TorchDispatchMode):
 
     @property
     def now(self) -> int:
-        """Bytes alive."""
-        self.alive = {key: item for key, item in self.alive.items() if not item[0].expired()}
-        return sum(size for _, size in self.alive.values())
+        """Bytes alive, at the size that each storage has by now: some are emptied long before they go."""
+        total = 0
+        for key, reference in list(self.alive.items()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)  # None once it is gone
+            if storage is None:
+                del self.alive[key]
+            else:
+                total += storage.nbytes()
+        return total

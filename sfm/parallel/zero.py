@@ -11,7 +11,7 @@ from deepspeed import utils
 from torch import Tensor, nn
 
 from sfm.parallel.engines import MOMENTS, Engine, Resume, State, adamw
-from sfm.plan.engines import PERSISTENT
+from sfm.plan.engines import PERSISTENT, bucket
 from sfm.spec import JobSpec
 
 _STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -35,6 +35,8 @@ class ZeroEngine(Engine):
             # By default stage 3 keeps up to 10^9 gathered weights for their next use, and so shards no smaller model.
             "zero_optimization": {
                 "stage": self.stage,
+                "reduce_bucket_size": bucket(spec),
+                "allgather_bucket_size": bucket(spec),
                 "stage3_max_live_parameters": 0,
                 "stage3_max_reuse_distance": 0,
                 "stage3_param_persistence_threshold": PERSISTENT,

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sfm.plan.size import other_tensors, parameters, stack_tensors
 from sfm.spec import JobSpec
 
 PERSISTENT = 100_000
 """DeepSpeed's stage 3 keeps parameter tensors of at most so many numbers gathered (its default)."""
+
+
+BUCKET = 50_000_000
+"""Numbers of weights or gradients that DeepSpeed sends at a time. Its default is ten times as many, which it allocates
+whatever the size of the model."""
+
+
+def bucket(spec: JobSpec) -> int:
+    """Numbers that DeepSpeed sends at a time for this model."""
+    return min(BUCKET, parameters(spec))
 
 
 def itemsize(spec: JobSpec) -> int:
@@ -44,20 +56,43 @@ def engine_traffic(spec: JobSpec) -> int:
     return moved * (world - 1) // world
 
 
-def engine_memory(spec: JobSpec) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and optimiser state that one device holds at the peak of a step.
+class Upkeep(NamedTuple):
+    """Bytes that one device holds at the peak of a step for the model itself."""
 
-    Weights are held in the precision of the pass, master weights (bf16 only) and AdamW's two moments in fp32.
-    ZeRO stage 1 shards the optimiser state over all workers, stage 2 the gradients too, stage 3 the weights too
-    (Rajbhandari et al. 2020), and so does fsdp2, which keeps its weights in fp32 and gradients whole while it
-    accumulates. Engines ddp and fsdp2 sum gradients in fp32.
+    weights: int
+    gradients: int
+    optimiser: int
+    """AdamW's moments, and master weights."""
+    exchange: int
+    """What is gathered or sent at a time."""
+
+
+def engine_memory(spec: JobSpec) -> Upkeep:
+    """What an engine holds, in terms of n parameters, s bytes of a number in the pass, W ranks, b numbers of a bucket:
+
+    ======= ========== =============== =========== ==============
+    engine  weights    gradients       optimiser   exchange, W > 1
+    ======= ========== =============== =========== ==============
+    ddp     s n        4 n             8 n, bf16   4 n
+                                       12 n
+    zero1   2 s n      s n + 4 n / W   12 n / W    4 b
+    zero2   2 s n      8 n / W         12 n / W    4 b
+    zero3   s n / W    8 n / W         12 n / W    6 b
+    fsdp2   4 n / W    4 n / W or 4 n  8 n / W     4 n
+    ======= ========== =============== =========== ==============
+
+    ZeRO shards optimiser state, then gradients, then weights over all ranks (Rajbhandari et al. 2020). As DeepSpeed does
+    it, stages 1 and 2 hold the weights twice, master weights exist in fp32 too, and a rank's gradients meet their fp32
+    copy in the step; fsdp2 keeps gradients whole while it accumulates. Where the papers and bytes alive in the tests
+    differ, the table follows the bytes.
     """
-    n, workers, s = parameters(spec), spec.parallel.workers, itemsize(spec)
-    engine = spec.parallel.engine
-    stage = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}[engine]
-    master = 0 if s == 4 or engine == "fsdp2" else 4  # fsdp2 has no second copy: its weights are fp32
-    weights = n * (4 if engine == "fsdp2" else s) // (workers if stage >= 3 else 1)
-    whole_gradients = stage < 2 or (engine == "fsdp2" and spec.accumulation > 1)
-    gradients = n * (4 if engine in ("ddp", "fsdp2") else s) // (1 if whole_gradients else workers)
-    optimiser = n * (8 + master) // (workers if stage >= 1 else 1)
-    return weights, gradients, optimiser
+    n, workers, s, b = parameters(spec), spec.parallel.workers, itemsize(spec), bucket(spec)
+    several = workers > 1
+    whole_gradients = 4 * n if spec.accumulation > 1 else 4 * n // workers
+    return {
+        "ddp": Upkeep(s * n, 4 * n, (8 if s == 4 else 12) * n, 4 * n * several),
+        "zero1": Upkeep(2 * s * n, s * n + 4 * n // workers, 12 * n // workers, 4 * b * several),
+        "zero2": Upkeep(2 * s * n, 8 * n // workers, 12 * n // workers, 4 * b * several),
+        "zero3": Upkeep(s * n // workers, 8 * n // workers, 12 * n // workers, 6 * b if several else 4 * b),
+        "fsdp2": Upkeep(4 * n // workers, whole_gradients, 8 * n // workers, 4 * n * several),
+    }[spec.parallel.engine]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sfm.plan.context import settle
 from sfm.plan.engines import engine_memory, itemsize
-from sfm.plan.shares import Shares, shares
+from sfm.plan.shares import Shares, shares, visible_per_row
 from sfm.plan.tiles import HEAD_TILE, HIDDEN_TILE
 from sfm.spec import ContextMode, JobSpec, Transformer
 
@@ -20,12 +20,14 @@ class Memory:
     weights: int
     gradients: int
     optimiser: int
+    exchange: int
+    """What the engine gathers or sends at a time."""
     activations: int
     """What the forward pass keeps for the backward pass, what the backward pass works in, and the windows."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimiser + self.activations
+        return self.weights + self.gradients + self.optimiser + self.exchange + self.activations
 
 
 def memory(spec: JobSpec) -> Memory:
@@ -37,7 +39,8 @@ def memory(spec: JobSpec) -> Memory:
     """
     spec = settle(spec)
     part = shares(spec)
-    return Memory(*engine_memory(spec), max(_activations(spec, part, rank) for rank in range(spec.parallel.context)))
+    activations = max(_activations(spec, part, rank) for rank in range(spec.parallel.context))
+    return Memory(*engine_memory(spec), max(activations, _baseline(spec, part)))
 
 
 class _Stack(NamedTuple):
@@ -83,6 +86,19 @@ def _activations(spec: JobSpec, part: Shares, rank: int) -> int:
         forward - around[decoder] // 2 + _backward(spec, decoder, s),
         windows + around[encoder] // 2 + kept[encoder] + _backward(spec, encoder, s),
     )
+
+
+def _baseline(spec: JobSpec, part: Shares) -> int:
+    """Bytes on the fullest device while the baseline is evaluated: more than training's where slabs are thin and the
+    model is small. All else in an evaluation takes less than training."""
+    if not spec.window.held_out:
+        return 0
+    voxel, patch, visible = 4, 4 * math.prod(spec.model.patch), visible_per_row(spec.grid, spec.mask_ratio)
+    near = min(3, spec.grid[0]) * max(visible) * patch  # visible patches of a row and of those beside it
+    tile = min(spec.grid[1] * spec.grid[2] - min(visible), HEAD_TILE) * patch
+    section = 3 * math.prod(spec.window.shape[1:]) * voxel
+    # What is near is copied once; then there are the means of a tile, its target, and both scaled.
+    return max(part.voxels) * voxel + section + near + max(near, 4 * tile)
 
 
 def _around(spec: JobSpec, stack: _Stack, s: int) -> int:
