@@ -430,6 +430,11 @@ class JobSpec(_Model):
                 f"mask.ratio {self.mask.ratio} leaves {visible} of {self.tokens} tokens visible; window.shape "
                 f"needs at least one visible and one masked token in each of its {rows} patch rows"
             )
+        if self.model.compile_blocks and self.parallel.engine == "zero3":
+            raise ValueError(
+                "model.compile_blocks: torch.compile gives up on the hooks that parallel.engine zero3 puts into every "
+                "block; take fsdp2, which shards as much, or model.compile_blocks false"
+            )
         if self.model.keep_attention and self.parallel.context_mode in ("ring", "hybrid", "torch"):
             raise ValueError(
                 f"model.keep_attention keeps one result of attention for each block, but parallel.context_mode "
@@ -466,10 +471,10 @@ class JobSpec(_Model):
                 f"divide evenly over parallel.context {context}; the nearest degree that does is {nearest}"
             )
         if registers % context:
-            nearest = max(1, (registers + context // 2) // context) * context
+            fewer = registers // context * context
             raise ValueError(
                 f"mask.even: model.registers {registers} do not divide evenly over parallel.context {context}; "
-                f"the nearest number that does is {nearest}"
+                f"the nearest numbers that do are {fewer} and {fewer + context}"
             )
 
 

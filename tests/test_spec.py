@@ -61,7 +61,7 @@ def test_defaults_are_a_valid_job():
         ),
         (
             {"mask": {"even": True}, "parallel": {"workers": 4, "context": 4}, "model": {"registers": 5}},
-            ["mask.even", "model.registers 5", "parallel.context 4", "number that does is 4"],
+            ["mask.even", "model.registers 5", "parallel.context 4", "numbers that do are 4 and 8"],
         ),
         ({"mask": {"even": True, "ratio": 0.999}}, ["mask.ratio 0.999", "window.shape"]),
         (

@@ -20,7 +20,7 @@ def context_traffic(spec: JobSpec) -> list[int]:
     part, s, model = shares(spec), itemsize(spec), spec.model
     degree, mode = spec.parallel.context, spec.parallel.context_mode
     assert mode != "auto"
-    exact: ExactMode = "ring" if mode == "torch" else mode
+    exact: ExactMode = "gather" if mode == "torch" else mode  # its default rotation gathers keys and values
     stacks: list[tuple[int, int, Sequence[int], Sequence[int]]] = [
         (model.encoder_size.depth, model.encoder_size.width, part.encoder, part.encoder),
         (model.decoder_size.depth, model.decoder_size.width, part.keys, part.queries),

@@ -141,7 +141,7 @@ def _attention(spec: JobSpec, stack: _Stack) -> int:
         if stack.cross and rotated:
             projected -= w * q
         return projected + compared + w * q * (2 if rotated else 1) + normalised
-    looked_at = stack.all_keys if mode == "gather" else k
+    looked_at = stack.all_keys if mode in ("gather", "torch") else k
     return w * (q + 2 * looked_at) + 2 * w * q + normalised
 
 
@@ -157,8 +157,8 @@ def _backward(spec: JobSpec, stack: _Stack, s: int) -> int:
     freed = s * (2 * w * q + (0 if tiled else 2 * stack.size.mlp * q))
     mode = spec.parallel.context_mode if spec.parallel.context > 1 else None
     attention = 2 * s * w * q + exact * w * (q + 2 * k)  # gradients of the block's sum and output, of q, k and v
-    if mode == "gather":
+    if mode in ("gather", "torch"):
         attention = s * w * 2 * q + exact * w * (q + 2 * stack.all_keys) + 4 * w * 2 * (stack.all_keys + k)
-    elif mode in ("ring", "torch", "hybrid"):
+    elif mode in ("ring", "hybrid"):
         attention += 4 * w * (q + 3 * 2 * k)  # the sum for q; a block's gradient, that of others, and what travels
     return block + max(feed_forward, attention - freed)

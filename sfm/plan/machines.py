@@ -1,4 +1,4 @@
-"""What GPUs can do, by their vendors' data sheets. Bytes and seconds; a TB is 10^12 bytes."""
+"""What GPUs can do, by their vendors' data sheets (SXM boards). Bytes and seconds; a TB is 10^12 bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Gpu(NamedTuple):
     """One GPU in a machine of eight, as clouds rent them."""
 
     memory: float
-    """Bytes of device memory."""
+    """Bytes of device memory, as its driver reports them (at the least, where cards differ)."""
     bf16: float
     """Dense bf16 operations per second."""
     fp32: float
@@ -21,11 +21,11 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
-    "A100": Gpu(80e9, 312e12, 19.5e12, 300e9, 6.25e9),  # p4de.24xlarge, 400 Gb/s
-    "H100": Gpu(80e9, 989.5e12, 67e12, 450e9, 50e9),  # p5.48xlarge, 3,200 Gb/s
-    "H200": Gpu(141e9, 989.5e12, 67e12, 450e9, 50e9),  # p5e and p5en.48xlarge
-    "B200": Gpu(180e9, 2250e12, 80e12, 900e9, 50e9),  # p6-b200.48xlarge
-    "B300": Gpu(262e9, 2250e12, 80e12, 900e9, 100e9),  # p6-b300.48xlarge, 6,400 Gb/s
+    "A100": Gpu(79 * 2**30, 312e12, 19.5e12, 300e9, 6.25e9),  # p4de.24xlarge, 400 Gb/s
+    "H100": Gpu(79 * 2**30, 989.5e12, 67e12, 450e9, 50e9),  # p5.48xlarge, 3,200 Gb/s
+    "H200": Gpu(139 * 2**30, 989.5e12, 67e12, 450e9, 50e9),  # p5e and p5en.48xlarge
+    "B200": Gpu(178 * 2**30, 2250e12, 80e12, 900e9, 50e9),  # p6-b200.48xlarge
+    "B300": Gpu(262 * 2**30, 2250e12, 80e12, 900e9, 100e9),  # p6-b300.48xlarge, 6,400 Gb/s
 }
 
 GPUS_PER_MACHINE = 8

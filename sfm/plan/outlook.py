@@ -9,6 +9,7 @@ from sfm.plan.engines import engine_traffic
 from sfm.plan.fit import USABLE
 from sfm.plan.footprint import Memory, memory
 from sfm.plan.machines import GPUS, GPUS_PER_MACHINE
+from sfm.plan.shares import shares
 from sfm.plan.size import flops
 from sfm.spec import JobSpec, SpecError, parse_spec
 
@@ -32,7 +33,7 @@ class Forecast(NamedTuple):
     """Sent for weights and gradients."""
     engine_seconds: float
     least_gpus: int | None
-    """The fewest GPUs that can hold one sample at a time: only the context degree changed; None if none can."""
+    """The fewest GPUs that can hold one sample at a time, shared by them all, attention by auto; None if none can."""
 
     @property
     def fits(self) -> bool:
@@ -40,11 +41,14 @@ class Forecast(NamedTuple):
 
 
 def forecast(spec: JobSpec, gpu: str) -> Forecast:
-    """Predict `spec` on GPUs of this name, eight to a machine: what leaves a machine goes over its network."""
+    """Predict `spec` on GPUs of this name, eight to a machine: groups that reach beyond a machine use its network."""
     spec, chip = settle(spec), GPUS[gpu]
     workers, context = spec.parallel.workers, spec.parallel.context
     peak = chip.bf16 if spec.precision == "bf16" else chip.fp32
-    compute = spec.batch.size * flops(spec).hardware / workers / (peak * EFFICIENCY)
+    tokens = shares(spec).queries
+    slowest = max(tokens) / sum(tokens)  # of each sample: ranks whose slab is a row thicker
+    compute = spec.batch.size / spec.parallel.data * slowest * flops(spec).hardware / (peak * EFFICIENCY)
+    one_machine = workers <= GPUS_PER_MACHINE
     between_ranks = max(context_traffic(spec))
     return Forecast(
         gpu,
@@ -52,9 +56,9 @@ def forecast(spec: JobSpec, gpu: str) -> Forecast:
         chip.memory * USABLE,
         compute,
         between_ranks,
-        between_ranks / (chip.link if context <= GPUS_PER_MACHINE else chip.network),
+        between_ranks / (chip.link if one_machine or GPUS_PER_MACHINE % context == 0 else chip.network),
         engine_traffic(spec),
-        engine_traffic(spec) / (chip.link if workers <= GPUS_PER_MACHINE else chip.network),
+        engine_traffic(spec) / (chip.link if one_machine else chip.network),
         least_devices(spec, chip.memory * USABLE),
     )
 

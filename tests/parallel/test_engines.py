@@ -14,7 +14,6 @@ from sfm.model.masking import draw_mask
 from sfm.parallel.context import attends
 from sfm.parallel.engines import Resume, build_engine
 from sfm.parallel.mesh import build_mesh
-from sfm.plan import settle
 from sfm.plan.shares import slab_rows
 from sfm.spec import Engine, parse_spec
 from sfm.train.schedule import learning_rate
@@ -24,27 +23,36 @@ from tests.distributed import run_ranks
 STEPS = 20
 
 
+GATHER, RING, ULYSSES = ({"context_mode": mode} for mode in ("gather", "ring", "ulysses"))
+MODES = {  # of each context degree, dealt out to the engines in their order
+    1: [GATHER],
+    2: [GATHER, RING, ULYSSES],
+    3: [GATHER, RING],
+    4: [{"context_mode": "hybrid", "ulysses": 2}, ULYSSES, RING, GATHER],
+}
+
+
 def spec_of(workers, context, engine, micro, precision="fp32"):
-    job = parse_spec(
+    mode = MODES.get(context, MODES[1])[get_args(Engine).index(engine) % len(MODES.get(context, MODES[1]))]
+    return parse_spec(
         {
             "surveys": [{"url": "unused"}],
             "window": {"shape": [20, 8, 16]},
             "model": {
                 "preset": "tiny",
                 "patch": [4, 4, 4],
-                "encoder": {"width": 48, "depth": 2, "heads": 3, "mlp": 96},
-                "decoder": {"width": 24, "depth": 1, "heads": 3, "mlp": 48},
+                "encoder": {"width": 48, "depth": 2, "heads": 4, "mlp": 96},
+                "decoder": {"width": 24, "depth": 1, "heads": 4, "mlp": 48},
                 "positions": "rope",
             },
             "mask": {"ratio": 0.6},
             "batch": {"size": 6, "micro": micro},
-            "parallel": {"workers": workers, "context": context, "engine": engine},
+            "parallel": {"workers": workers, "context": context, "engine": engine, **mode},
             "precision": precision,
             "optimiser": {"lr": 1e-2, "warmup_steps": 2},
             "steps": STEPS,
         }
     )
-    return settle(job)
 
 
 ORACLE = (1, 1, "ddp", 6)  # the whole batch at once, never interrupted
@@ -106,7 +114,7 @@ def take_steps(spec, resume_at):
 
 def steps_with(engine, spec, first, end):
     """(loss, gradient norm) of the steps from `first` to `end`; after each the model predicts, as in an evaluation."""
-    mesh = build_mesh(spec.parallel.context)
+    mesh = build_mesh(spec.parallel.context, spec.parallel.ulysses)
     attend = attends(mesh, spec)
     both = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder}
     rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)

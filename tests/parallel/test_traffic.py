@@ -3,10 +3,15 @@
 import pytest
 import torch
 
-from sfm.parallel.context import attend_across
+from sfm import plan
+from sfm.model.mae import MaskedAutoencoder
+from sfm.parallel.context import attend_across, attends
 from sfm.parallel.mesh import build_mesh
+from sfm.plan.shares import slab_rows
 from sfm.plan.traffic import attention_traffic
+from sfm.spec import Batch
 from tests.distributed import run_ranks
+from tests.model.slabs import slab, spec_of
 from tests.traffic import Counter
 
 BATCH, HEADS, CHANNELS = 2, 12, 4
@@ -47,3 +52,46 @@ def test_every_mode_sends_what_the_formula_says(world):
 
 def test_one_rank_sends_nothing():
     assert attention_traffic("gather", [9], 0, 64, 4) == (0, 0, 0)
+
+
+def whole_model(specs):
+    """Bytes this rank sends in a forward and backward pass of each spec's model, micro-batch by micro-batch."""
+    sent = []
+    for spec in specs:
+        mesh = build_mesh(spec.parallel.context, spec.parallel.ulysses)
+        rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
+        attend, model = attends(mesh, spec), MaskedAutoencoder.from_spec(spec)
+        with Counter() as counter:
+            for _ in range(spec.accumulation):
+                voxels, visible, masked = slab(spec, rows)
+                model(
+                    voxels.float(),
+                    visible,
+                    masked,
+                    first_row=rows.start,
+                    attend_encoder=attend.encoder,
+                    attend_decoder=attend.decoder,
+                    registers=attend.registers,
+                ).backward()
+        sent.append(sum(counter.bytes))
+    return sent
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_plan_counts_what_the_whole_model_sends(world):
+    sizes = {
+        "encoder": {"width": 48, "depth": 3, "heads": 4, "mlp": 50},
+        "decoder": {"width": 32, "depth": 2, "heads": 4, "mlp": 30},
+    }
+    modes = [{"context_mode": mode} for mode in ("gather", "ring", "ulysses")]
+    modes += [{"context_mode": "hybrid", "ulysses": 2}] if world == 4 else []
+    models = [{}, {"checkpoint_activations": True, "registers": 3}, {"decoder_attention": "cross", "decode_share": 0.3}]
+    specs = []
+    for mode in modes:
+        for model in models:
+            spec = spec_of(5, {"workers": world, "context": world, **mode}, **sizes, **model)
+            # two micro-batches of the two windows that `slab` makes
+            specs.append(spec.model_copy(update={"batch": Batch(size=4, micro=2)}))
+    ranks = run_ranks(whole_model, world, specs)
+    for number, spec in enumerate(specs):
+        assert [sent[number] for sent in ranks] == plan.context_traffic(spec), (spec.parallel, spec.model)
