@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sfm.model.patches import Grid
+from sfm.model.patches import Grid, coordinates
 
 
 def neighbour_mean(patches: Tensor, visible: Tensor, masked: Tensor, grid: Grid) -> Tensor:
     """Predict masked patches as the voxel-wise mean over the visible ones among their 26 neighbours.
+
+    Nothing is held but for the `masked` tokens given, which may be a few of all.
 
     Args:
         patches: [B, V, P] visible patches, NaN where there is no data (left out of the mean).
@@ -20,23 +24,18 @@ def neighbour_mean(patches: Tensor, visible: Tensor, masked: Tensor, grid: Grid)
     Returns:
         [B, M, P]; zero, the survey's mean, where no visible neighbour has data.
     """
-    batch, _, volume = patches.shape
-    live = ~patches.isnan()
-    total = patches.new_zeros(batch, grid[0] * grid[1] * grid[2], volume)
-    count = torch.zeros_like(total)
-    where = visible[..., None].expand_as(patches)
-    total.scatter_(1, where, patches.nan_to_num(0.0))
-    count.scatter_(1, where, live.to(count.dtype))
-    total, count = _sum_of_neighbours(total, grid), _sum_of_neighbours(count, grid)
-    mean = total / count.clamp(min=1)
-    return mean.gather(1, masked[..., None].expand(-1, -1, volume))
-
-
-def _sum_of_neighbours(values: Tensor, grid: Grid) -> Tensor:
-    """[B, N, P] -> [B, N, P]: sum over the 3 x 3 x 3 box around each token, the token itself left out."""
-    cube = torch.nn.functional.pad(values.unflatten(1, grid), (0, 0, 1, 1, 1, 1, 1, 1))
-    total = torch.zeros_like(values).unflatten(1, grid)
-    for di, dx, dt in itertools.product(range(3), repeat=3):
-        if (di, dx, dt) != (1, 1, 1):
-            total += cube[:, di : di + grid[0], dx : dx + grid[1], dt : dt + grid[2]]
-    return total.flatten(1, 3)
+    flat = patches.flatten(0, 1)  # [B V, P]
+    place = visible.new_full((len(visible), math.prod(grid)), -1)  # [B, N]: where in `flat` a token is, if it is
+    place.scatter_(1, visible, torch.arange(len(flat), device=flat.device).view_as(visible))
+    cube = F.pad(place.unflatten(1, grid), (1,) * 6, value=-1)  # [B, gi + 2, gx + 2, gt + 2]
+    window = torch.arange(len(masked), device=masked.device)[:, None]
+    i, x, t = coordinates(masked, grid)  # each [B, M]
+    total = flat.new_zeros(masked.numel(), flat.shape[1])  # [B M, P]
+    count = torch.zeros_like(total, dtype=torch.uint8)
+    for di, dx, dt in itertools.product(range(3), repeat=3):  # the token itself is masked, so never found
+        near = cube[window, i + di, x + dx, t + dt].flatten()  # [B M]
+        into = (near >= 0).nonzero()[:, 0]  # [K]
+        found = flat[near[into]]  # [K, P]
+        count.index_add_(0, into, found.eq(found).to(count.dtype))
+        total.index_add_(0, into, found.nan_to_num_(0.0))
+    return total.div_(count.clamp_(min=1)).view(*masked.shape, total.shape[1])

@@ -21,6 +21,9 @@ from sfm.model.positions import rotary, sincos
 from sfm.plan.tiles import HEAD_TILE
 from sfm.spec import JobSpec, Model
 
+Error = Callable[[Tensor, Tensor], Tensor]
+"""(prediction [B, n, P] of a tile of tokens, those tokens [B, n]) -> a scalar."""
+
 
 class Scale(NamedTuple):
     """Mean and deviation of each patch, [B, M, 1], taken off its target where patches are normalised."""
@@ -87,9 +90,7 @@ class Head(nn.Linear):
     differ in length have different numbers of tiles, and may not call a module at different counts.
     """
 
-    def forward(
-        self, x: Tensor, error: Callable[[Tensor, Tensor], Tensor] | None = None, tokens: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, error: Error | None = None, tokens: Tensor | None = None) -> Tensor:
         """[B, M, C] -> [B, M, P], or the sum of `error(prediction, tokens)` over tiles of `tokens` [B, M].
 
         Where there are several tiles, each one's prediction is forgotten and made again in the backward pass.
@@ -218,11 +219,16 @@ class MaskedAutoencoder(nn.Module):
         attend_decoder: Attend = attend_local,
         registers: slice = slice(None),
         predict: bool = False,
+        error: Error | None = None,
     ) -> Tensor:
         """Sum of squared errors over the masked live voxels of this slab, or with `predict` the prediction.
 
         Other arguments as in :meth:`decode`. The caller owns the division of the sum, by the count of such
         voxels over all devices (:func:`masked_live`). Engines hook in here: call the module, not its methods.
+
+        Args:
+            predict: return the whole prediction.
+            error: what to sum in place of squared errors; without gradients it sees every masked token once.
 
         Returns:
             a scalar in at least float32, or [B, M, P] in the target's units, or per-patch normalised ones.
@@ -238,11 +244,12 @@ class MaskedAutoencoder(nn.Module):
         )
         if predict:
             return self.head(x)
-        return self.head(x, lambda prediction, tokens: self._error(prediction, tokens, voxels, first_row), masked)
 
-    def _error(self, prediction: Tensor, masked: Tensor, voxels: Tensor, first_row: int) -> Tensor:
-        target, _ = targets(voxels, masked, self.patch, first_row, normalise=self.normalise)
-        return squared_error(prediction, target)
+        def squared(prediction: Tensor, tokens: Tensor) -> Tensor:
+            target, _ = targets(voxels, tokens, self.patch, first_row, normalise=self.normalise)
+            return squared_error(prediction, target)
+
+        return self.head(x, error or squared, masked)
 
     def _place(self, x: Tensor, tokens: Tensor, stack: int) -> tuple[Tensor, Rotation]:
         """Tell the last of the tokens `x` where they are: add codes, or return the rotation for queries and keys.

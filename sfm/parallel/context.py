@@ -33,15 +33,16 @@ class Attends(NamedTuple):
     registers: slice
 
 
-def attends(mesh: Mesh, spec: JobSpec, share: float | None = None) -> Attends:
+def attends(mesh: Mesh, spec: JobSpec, share: float | None = None, which: slice = slice(None)) -> Attends:
     """Attention functions for this rank's slab of the windows of `spec`, whose context degree is the mesh's.
 
     Args:
         share: of the masked tokens, how many are predicted; default: what training does.
+        which: of these, where a cross-attention decoder is given only some of them; the same on every rank.
     """
     part, mode = shares(spec, share), settle(spec).parallel.context_mode
     own = part.registers[mesh.context_rank]
-    decoder = attend_across(mesh, part.keys, mode, part.queries)
+    decoder = attend_across(mesh, part.keys, mode, [len(range(n)[which]) for n in part.queries])
     return Attends(attend_across(mesh, part.encoder, mode), decoder, slice(own.start, own.stop))
 
 

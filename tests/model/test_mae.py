@@ -297,23 +297,25 @@ def test_gather_equals_slicing_and_scatter_is_its_inverse(shape, patch, first):
     assert torch.equal(scatter_patches(patches, tokens - first * per_row, torch.zeros_like(window), patch), window)
 
 
-def test_neighbour_mean_equals_a_loop():
+@pytest.mark.parametrize("part", [slice(None), slice(3, 8), slice(0, 0)], ids=str)
+def test_neighbour_mean_equals_a_loop(part):
     grid, volume = (4, 3, 5), 6
-    rng = np.random.default_rng(1)
-    visible, masked = (torch.from_numpy(t)[None] for t in draw_mask(grid, 0.7, 0, 0))
-    patches = torch.from_numpy(rng.normal(size=(1, visible.shape[1], volume)))
-    patches[0, 3, 2] = torch.nan
-    found = neighbour_mean(patches, visible, masked, grid)
-    shown = {int(n): p for n, p in zip(visible[0], patches[0], strict=True)}
-    for row, token in enumerate(masked[0].tolist()):
-        place = np.unravel_index(token, grid)
+    masks = [draw_mask(grid, 0.7, 0, index) for index in range(2)]
+    visible, masked = (torch.from_numpy(np.stack(tokens)) for tokens in zip(*masks, strict=True))
+    patches = torch.from_numpy(np.random.default_rng(1).normal(size=(*visible.shape, volume)))
+    patches[0, 3, 2] = patches[1, :, 4] = torch.nan
+    found = neighbour_mean(patches, visible, masked[:, part], grid)  # of any tile of the masked tokens
+    assert found.shape == (*masked[:, part].shape, volume)
+    for window, row in np.ndindex(*found.shape[:2]):
+        shown = {int(n): p for n, p in zip(visible[window], patches[window], strict=True)}
+        place = np.unravel_index(int(masked[:, part][window, row]), grid)
         near = [
             shown[n]
             for n, other in enumerate(itertools.product(*map(range, grid)))
             if n in shown and max(abs(a - b) for a, b in zip(place, other, strict=True)) == 1
         ]
         expected = torch.stack(near).nanmean(0).nan_to_num(0.0) if near else torch.zeros(volume, dtype=torch.float64)
-        torch.testing.assert_close(found[0, row], expected)
+        torch.testing.assert_close(found[window, row], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, {"qk_norm": True}, {"decoder_attention": "cross"}], ids=str)

@@ -109,7 +109,7 @@ def test_head_and_loss_in_tiles_have_the_same_gradients(normalise, monkeypatch):
     assert bytes_for_backward(spec) < kept - masked.numel() * math.prod(spec.model.patch) * 8
 
 
-def test_training_never_predicts_more_than_a_tile_at_once_and_evaluation_all(monkeypatch):
+def test_training_never_predicts_more_than_a_tile_at_once_and_predict_all(monkeypatch):
     monkeypatch.setattr("sfm.model.mae.HEAD_TILE", 7)
     spec = make_spec()
     model, batch, seen = MaskedAutoencoder.from_spec(spec).double(), windows(spec, 2), []
