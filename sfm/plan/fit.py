@@ -64,12 +64,11 @@ def _advice(spec: JobSpec, room: float) -> str:
     if least.total <= room:
         return f"what fits: {in_words(changes)}"
     kept = least.total - least.activations
-    if kept > least.activations:
-        return (
-            f"no setting that was tried fits: weights, gradients and optimiser still take {_size(kept)}; take "
-            f"parallel.engine zero3 over more workers, for which batch.size must grow, or a smaller model.preset"
-        )
-    return f"no setting that was tried fits: activations still take {_size(least.activations)}; take a smaller window"
+    return (
+        f"no setting that was tried fits: the smallest still takes {_size(least.total)}, {_size(kept)} of it for weights, "
+        f"gradients and optimiser; take a smaller model.preset, or parallel.engine zero3 over more workers, for which "
+        f"batch.size must grow"
+    )
 
 
 def _size(value: float) -> str:
@@ -119,7 +118,7 @@ def nearest(spec: JobSpec, room: float) -> tuple[list[Change], JobSpec]:
     if not fits(job):
         return _spelt(spec, picked), job
 
-    for options in reversed(kinds):
+    for options in 2 * kinds[::-1]:  # again, as what was taken back last may let the first go further back
         without = {field: value for field, value in picked.items() if field != options[0][0]}
         milder = _valid(spec, (without, *({**without, field: value} for field, value in options)))
         picked, job = next((option for option in milder if fits(option[1])), (picked, job))
