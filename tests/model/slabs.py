@@ -42,17 +42,19 @@ def slab(spec, rows):
     return part, visible, masked
 
 
-def loss_and_gradients(spec, mesh=None):
-    """Loss and parameter gradients of one batch, in fp64, summed over the slabs; without a mesh, of whole windows."""
+def loss_and_gradients(spec, mesh=None, dtype=torch.float64):
+    """Loss and parameter gradients of one batch, computed in `dtype` and summed over the slabs in fp64; without a mesh,
+    of whole windows."""
     rows, attention = range(spec.grid[0]), {}
     if mesh is not None:
         rows = slab_rows(spec.grid[0], mesh.context, mesh.context_rank)
         attend = attends(mesh, spec)
         attention = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder, "registers": attend.registers}
-    model = mae.MaskedAutoencoder.from_spec(spec).double()
-    loss = model(*slab(spec, rows), first_row=rows.start, **attention)
+    model = mae.MaskedAutoencoder.from_spec(spec).to(dtype)
+    voxels, *tokens = slab(spec, rows)
+    loss = model(voxels.to(torch.promote_types(dtype, torch.float32)), *tokens, first_row=rows.start, **attention)
     loss.backward()
-    parts = [loss.detach(), *(p.grad for p in model.parameters())]
+    parts = [loss.detach().double(), *(p.grad.double() for p in model.parameters())]
     if mesh is not None:
         flat = torch.cat([part.flatten() for part in parts])
         torch.distributed.all_reduce(flat)
@@ -65,12 +67,12 @@ def over(spec, degree):
     return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"workers": degree, "context": degree})})
 
 
-def over_slabs(specs):
+def over_slabs(specs, dtype=torch.float64):
     """Run by every rank: `loss_and_gradients` of each spec, its windows cut over all ranks in the spec's mode."""
     world = torch.distributed.get_world_size()
     specs = [over(spec, world) for spec in specs]
     meshes = {degree: build_mesh(world, degree) for degree in sorted({spec.parallel.ulysses for spec in specs})}
-    return [loss_and_gradients(spec, meshes[spec.parallel.ulysses]) for spec in specs]
+    return [loss_and_gradients(spec, meshes[spec.parallel.ulysses], dtype) for spec in specs]
 
 
 def take_steps(specs, tile):
