@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +48,7 @@ from sfm.parallel.compiled import CompileError, compile_blocks
 from sfm.parallel.context import Attends, attend_across
 from sfm.parallel.mesh import Mesh
 from sfm.parallel.plain import PlainEngine
-from sfm.plan.machines import GPUS
+from sfm.plan.machines import GPUS, gpu_of
 from sfm.spec import JobSpec, parse_spec
 from sfm.train.step import MicroBatch, run_step
 
@@ -108,7 +107,8 @@ class Bench:
         self.device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
         self.cuda = self.device.type == "cuda"
         name = torch.cuda.get_device_name(0) if self.cuda else "CPU"
-        sheet = next((gpu.bf16 for known, gpu in GPUS.items() if known in re.split(r"[\s-]", name)), None)
+        known = gpu_of(name)
+        sheet = GPUS[known].bf16 if known else None
         self.peak = options.peak_tflops * 1e12 if options.peak_tflops else sheet
         self.found: dict[str, Any] = {
             "label": "tiny sizes: the code runs, the figures mean nothing" if options.small else "preset huge, bf16",

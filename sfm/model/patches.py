@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Grid = tuple[int, int, int]
+from sfm.plan.shares import Grid
 
 
 def coordinates(tokens: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,10 +48,9 @@ def check(spec: JobSpec, found: float | None = None) -> None:
     if room is None or need.total <= room:
         return
     parts = ", ".join(f"{name} {_size(value)}" for name, value in vars(need).items())
-    known = (
-        {} if found is not None else {"resources.memory_gib": spec.resources.memory_gib, f"a {spec.resources.gpu}": 1}
-    )
-    where = next((name for name, value in known.items() if value is not None), "this device")
+    where = "this device"
+    if found is None:
+        where = f"a {spec.resources.gpu}" if spec.resources.memory_gib is None else "resources.memory_gib"
     raise FitError(
         f"window.shape {list(spec.window.shape)} needs {_size(need.total)} on each device ({parts}) and "
         f"{where} leaves {_size(room)}; {_advice(spec, room)}"

@@ -70,12 +70,9 @@ def _activations(spec: JobSpec, part: Shares, rank: int) -> int:
         spec.model.decoder_attention == "cross",
     )
     tile = min(predicted, HEAD_TILE)
-    head = (
-        tile * patch * (4 * 4 if s == 4 else 5 * 4)
-    )  # amplitudes, prediction, target and the error's gradient, in fp32
-    in_head = (
-        0 if predicted > HEAD_TILE else 2 * predicted * patch * 4
-    )  # a single tile's prediction and target are kept
+    # Amplitudes, prediction, target and the error's gradient of a tile, in fp32; in bf16 the prediction twice.
+    head = tile * patch * 4 * (4 if s == 4 else 5)
+    in_head = 0 if predicted > HEAD_TILE else 2 * predicted * patch * 4  # a single tile's prediction and target stay
 
     windows = b * part.voxels[rank] * 4 + b * part.encoder[rank] * patch * s  # and visible patches
     around = {stack: _around(spec, stack, s) for stack in (encoder, decoder)}
@@ -119,13 +116,16 @@ def _kept(spec: JobSpec, stack: _Stack, s: int) -> int:
     return inputs * (2 if offloaded else stack.size.depth) + results * stack.size.depth
 
 
+def _tiled(spec: JobSpec, stack: _Stack) -> bool:
+    """Whether the hidden layer of a feed-forward is made in tiles."""
+    return spec.model.checkpoint_activations and stack.queries > HIDDEN_TILE
+
+
 def _block(spec: JobSpec, stack: _Stack, s: int) -> int:
     """What one block keeps when it is not computed again."""
-    w, hidden = stack.size.width, 2 * stack.size.mlp * stack.queries
+    w, hidden = stack.size.width, 0 if _tiled(spec, stack) else 2 * stack.size.mlp * stack.queries
     norms = 4 * w * stack.queries  # inputs and outputs of both
     statistics = 4 * stack.queries * (4 + stack.size.heads)  # of norms and of the softmax, in fp32
-    if spec.model.checkpoint_activations and stack.queries > HIDDEN_TILE:
-        hidden = 0
     return s * (norms + hidden + _attention(spec, stack)) + statistics
 
 
@@ -151,8 +151,8 @@ def _backward(spec: JobSpec, stack: _Stack, s: int) -> int:
     again = spec.model.checkpoint_activations
     block = _block(spec, stack, s) - s * w * q if again else 0  # made again, but for its input
     exact = 4 if spec.resources.device == "cpu" else s  # the CPU's kernel computes in fp32
-    tiled = again and q > HIDDEN_TILE
-    hidden = min(q, HIDDEN_TILE) if tiled else q
+    tiled = _tiled(spec, stack)
+    hidden = HIDDEN_TILE if tiled else q
     feed_forward = s * (2 * w * q + stack.size.mlp * hidden * (4 if tiled else 1))
     freed = s * (2 * w * q + (0 if tiled else 2 * stack.size.mlp * q))
     mode = spec.parallel.context_mode if spec.parallel.context > 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -29,3 +30,8 @@ GPUS = {
 }
 
 GPUS_PER_MACHINE = 8
+
+
+def gpu_of(device_name: str) -> str | None:
+    """The name in GPUS of a device that calls itself `device_name`, as "NVIDIA H100 80GB HBM3" or "A100-SXM4-80GB"."""
+    return next((known for known in GPUS if known in re.split(r"[\s-]", device_name)), None)

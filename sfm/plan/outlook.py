@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from sfm.plan.context import context_traffic, settle
 from sfm.plan.engines import engine_traffic
-from sfm.plan.fit import USABLE
+from sfm.plan.fit import USABLE, changed
 from sfm.plan.footprint import Memory, memory
 from sfm.plan.machines import GPUS, GPUS_PER_MACHINE
 from sfm.plan.shares import shares
 from sfm.plan.size import flops
-from sfm.spec import JobSpec, SpecError, parse_spec
+from sfm.spec import JobSpec, SpecError
 
 EFFICIENCY = 0.45
 """Share of a GPU's dense peak that products and attention are assumed to reach together."""
@@ -49,30 +50,27 @@ def forecast(spec: JobSpec, gpu: str) -> Forecast:
     slowest = max(tokens) / sum(tokens)  # of each sample: ranks whose slab is a row thicker
     compute = spec.batch.size / spec.parallel.data * slowest * flops(spec).hardware / (peak * EFFICIENCY)
     one_machine = workers <= GPUS_PER_MACHINE
-    between_ranks = max(context_traffic(spec))
+    between_ranks, of_engine = max(context_traffic(spec)), engine_traffic(spec)
+    room = chip.memory * USABLE
     return Forecast(
         gpu,
         memory(spec),
-        chip.memory * USABLE,
+        room,
         compute,
         between_ranks,
         between_ranks / (chip.link if one_machine or GPUS_PER_MACHINE % context == 0 else chip.network),
-        engine_traffic(spec),
-        engine_traffic(spec) / (chip.link if one_machine else chip.network),
-        least_devices(spec, chip.memory * USABLE),
+        of_engine,
+        of_engine / (chip.link if one_machine else chip.network),
+        least_devices(spec, room),
     )
 
 
 def least_devices(spec: JobSpec, room: float) -> int | None:
     """The smallest context degree at which one sample at a time fits into `room` bytes a device."""
     for context in range(1, spec.grid[0] + 1):
-        data = spec.model_dump(mode="json")
-        data["parallel"].update(workers=context, context=context, context_mode="auto", ulysses=1)
-        data["batch"]["micro"] = 1
-        try:
-            candidate = parse_spec(data)
-        except SpecError:
-            continue
-        if memory(candidate).total <= room:
-            return context
+        alone = {"workers": context, "context": context, "context_mode": "auto", "ulysses": 1}
+        fields = [*((f"parallel.{name}", value) for name, value in alone.items()), ("batch.micro", 1)]
+        with contextlib.suppress(SpecError):
+            if memory(changed(spec, fields)).total <= room:
+                return context
     return None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from sfm.plan.machines import GPUS
+from sfm.plan.machines import GPUS, gpu_of
 
 
 class Peak(NamedTuple):
@@ -23,10 +23,9 @@ def peak(device: torch.device, dtype: torch.dtype) -> Peak:
     """The data sheet's dense rate of a known GPU, else the rate of a large matrix product on `device`, measured now."""
     kind = "bf16" if dtype == torch.bfloat16 else "fp32"
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        for known, gpu in GPUS.items():
-            if known in name.split() or f"{known}-" in name:
-                return Peak(getattr(gpu, kind), f"{known}, dense {kind} of its data sheet")
+        name = gpu_of(torch.cuda.get_device_name(device))
+        if name is not None:
+            return Peak(getattr(GPUS[name], kind), f"{name}, dense {kind} of its data sheet")
     size = 8192 if device.type == "cuda" else 1024
     return Peak(_matrix_rate(device, dtype, size), f"a {size} x {size} {kind} matrix product measured on this device")
 
