@@ -56,6 +56,8 @@ class SurveySource(_Model):
     """`s3://bucket/key.mdio` or a local path of an MDIO store, seen from the workers."""
     weight: float = Field(1.0, gt=0)
     """Relative share of training windows drawn from this survey (no unit); default 1."""
+    held_out: bool = False
+    """Whether the whole survey is for evaluation and no line of it for training; default false."""
     storage: Storage = Storage()
     """Object store of this survey; default: as the environment says."""
 
@@ -68,6 +70,16 @@ class Window(_Model):
     held_out: float = Field(0.1, ge=0, le=0.5)
     """Least share of the survey's lines kept out of training for evaluation, along the
     horizontal axis that holds most windows; at least one window; 0 keeps nothing out. Default 0.1."""
+    blocks: Positive = 1
+    """Blocks of lines that the held-out share is spread over; each holds at least one window; default 1."""
+    guard: int = Field(0, ge=0)
+    """Lines between training and held-out ones that neither uses; default 0."""
+    min_live: float = Field(0.1, ge=0, le=1)
+    """Least share of a window's traces that exist, by the survey's trace mask; windows with fewer are never used, and
+    0 uses all; default 0.1."""
+    pad: bool = False
+    """Whether a survey smaller than the window along an axis is filled up with no data, rather than refused; default
+    false."""
     clip: float = Field(99.5, gt=50, le=100)
     """Amplitudes beyond this two-sided percentile of the survey are clipped (percent); default 99.5."""
 
@@ -352,6 +364,20 @@ class JobSpec(_Model):
     control plane, else `runs/NAME` beside the caller."""
     storage: Storage = Storage()
     """Object store of `output`; default: as the environment says."""
+
+    @field_validator("surveys")
+    @classmethod
+    def _one_is_for_training(cls, surveys: tuple[SurveySource, ...]) -> tuple[SurveySource, ...]:
+        if all(survey.held_out for survey in surveys):
+            raise ValueError(
+                "every survey is held_out for evaluation, which leaves none for training: drop one held_out"
+            )
+        return surveys
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether anything is kept out of training, to evaluate on."""
+        return bool(self.window.held_out) or any(survey.held_out for survey in self.surveys)
 
     @property
     def grid(self) -> tuple[int, int, int]:
