@@ -88,7 +88,7 @@ def _activations(spec: JobSpec, part: Shares, rank: int) -> int:
 def _baseline(spec: JobSpec, part: Shares) -> int:
     """Bytes on the fullest device while the baseline is evaluated: more than training's where slabs are thin and the
     model is small. All else in an evaluation takes less than training."""
-    if not spec.window.held_out:
+    if not spec.evaluates:
         return 0
     voxel, patch, visible = 4, 4 * math.prod(spec.model.patch), visible_per_row(spec.grid, spec.mask_ratio)
     near = min(3, spec.grid[0]) * max(visible) * patch  # visible patches of a row and of those beside it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sfm.spec import JobSpec
 from sfm.survey.mdio import Survey, open_survey
-from sfm.survey.sampler import Sampler
+from sfm.survey.sampler import Area, Sampler
 
 
 def check(spec: JobSpec) -> None:
@@ -29,13 +29,10 @@ def sampler_of(spec: JobSpec, surveys: list[Survey]) -> Sampler:
     """The sampler of a job over its opened surveys.
 
     Raises:
-        SurveyError: a survey is too small for the window.
+        SurveyError: a survey is too small for the window, or no window holds enough live traces.
     """
-    return Sampler(
-        [survey.shape for survey in surveys],
-        [source.weight for source in spec.surveys],
-        spec.window.shape,
-        spec.window.held_out,
-        spec.seed,
-        names=[survey.url for survey in surveys],
-    )
+    areas = [
+        Area(survey.shape, source.weight, survey.url, survey.trace_mask, source.held_out)
+        for source, survey in zip(spec.surveys, surveys, strict=True)
+    ]
+    return Sampler(areas, spec.window, spec.seed)

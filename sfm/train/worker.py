@@ -116,7 +116,7 @@ def train(config: dict[str, Any]) -> None:
                 checkpoint.save(output, state, step + 1, spec)
             ray.train.report({"step": step + 1, "loss": result.loss})  # also holds the ranks until rank 0 has written
     batches.close()
-    held_out, section = evaluate(engine.model, source, mesh, device) if spec.window.held_out else (None, None)
+    held_out, section = evaluate(engine.model, source, mesh, device) if spec.evaluates else (None, None)
     if section is not None:
         _write_section(output, source.readers[section.survey].survey, section)
     ray.train.report({"step": spec.steps})  # the picture is there before rank 0 says so

@@ -1,131 +1,444 @@
-"""The plan of samples: pure, seekable, and never training on what is held out."""
+"""The plan of samples: pure, seekable, every cell in turn, and never training on what is held out."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections import Counter
+import tracemalloc
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
 
-from sfm.survey.sampler import Sampler, split
+from sfm.feed.order import RankOrder
+from sfm.spec import Window
+from sfm.survey.cells import Live
+from sfm.survey.sampler import Area, Cursor, Sampler, apportion
+from sfm.survey.split import cover, tiles
 from sfm.survey.store import SurveyError
 
-SHAPES = [(76, 181, 268), (200, 40, 100)]
+AREAS = [Area((76, 181, 268), 3.0, "a.mdio"), Area((200, 40, 100), 1.0, "b.mdio")]
 
 
-def sampler(**changes: object) -> Sampler:
-    arguments = {"shapes": SHAPES, "weights": [3.0, 1.0], "window": (16, 16, 64), "held_out": 0.1, "seed": 7}
-    return Sampler(**{**arguments, **changes})
+def sampler(*areas: Area, seed: int = 7, **window: Any) -> Sampler:
+    return Sampler(areas or AREAS, Window(**{"shape": (16, 16, 64), **window}), seed)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_held_out_voxels_are_never_trained_on(data: st.DataObject) -> None:
-    window = data.draw(st.tuples(*[st.integers(1, 9)] * 3))
-    shape = data.draw(st.tuples(*[st.integers(w, 60) for w in window]))
-    held_out = data.draw(st.floats(0.01, 0.5))
+def enough(area: Area, window: Window) -> np.ndarray:
+    """Whether the window at each (inline, crossline) is as live as it must be, counted one by one; bool [I, X]."""
+    inside = tuple(min(n, w) for n, w in zip(area.shape[:2], window.shape[:2], strict=True))
+    mask = np.ones(area.shape[:2], bool) if area.trace_mask is None else area.trace_mask
+    counts = sliding_window_view(mask, inside).sum(axis=(2, 3))
+    return counts >= math.ceil(round(window.min_live * math.prod(inside), 6))
+
+
+def bounds(first: int, size: int, window: int) -> list[tuple[int, int]]:
+    """First and last origin of each stratum of a stretch of lines, by exact fractions of its legal origins."""
+    positions, strata = size - min(window, size) + 1, math.ceil(size / window)
+    ends = [(positions * k // strata, math.ceil(positions * (k + 1) / strata) - 1) for k in range(strata)]
+    return [(first + low, first + high) for low, high in ends]
+
+
+def cells_of(plan: Sampler, survey: int) -> dict[tuple[int, tuple[int, int, int]], list[tuple[int, int]]]:
+    """Usable cells of a survey: (block, strata) -> bounds of the origin along each axis."""
+    area, (axis, training, _) = plan.areas[survey], plan.splits[survey]
+    legal, found = enough(area, plan.window), {}
+    for block, lines in enumerate(training):
+        whole = [(0, size) for size in area.shape]
+        whole[axis] = tuple(lines)
+        strata = [bounds(*part, w) for part, w in zip(whole, plan.window.shape, strict=True)]
+        for place in itertools.product(*(range(len(s)) for s in strata)):
+            (i, j), (x, y), t = cell = [s[k] for s, k in zip(strata, place, strict=True)]
+            if legal[i : j + 1, x : y + 1].any():
+                found[block, place] = [*cell[:2], t]
+    return found
+
+
+def drawn_plan(rng: np.random.Generator, seed: int) -> Sampler | None:
+    """A small plan of any kind; None where it is refused."""
+    shape = tuple(int(n) for n in rng.integers(1, [6, 6, 4]))
+    areas = []
+    for _ in range(int(rng.integers(1, 3))):
+        size = [int(w * rng.integers(1, 4) + rng.integers(0, w)) for w in shape]
+        size[int(rng.integers(2))] *= int(rng.integers(1, 4))
+        mask = rng.random((size[0], size[1])) < rng.uniform(0.4, 1) if rng.random() < 0.4 else None
+        areas.append(Area(tuple(size), float(rng.choice([0.5, 1, 1, 3])), "s", mask, bool(rng.random() < 0.1)))
+    window = Window(
+        shape=shape, held_out=float(rng.choice([0, 0.1, 0.3])), blocks=int(rng.integers(1, 3)), pad=True,
+        guard=int(rng.integers(0, 3)), min_live=float(rng.choice([0, 0.1, 0.5, 0.8])),
+    )  # fmt: skip
     try:
-        plan = Sampler([shape], [1.0], window, held_out, data.draw(st.integers(0, 2**63 - 1)))
+        return Sampler(areas, window, seed)
     except SurveyError:
-        assume(False)
-    axis, training, held = plan.splits[0]
-    assert training + held == shape[axis]
-    assert held >= max(window[axis], math.ceil(round(held_out * shape[axis], 6)))
-    for index in data.draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=20)):
-        origin = plan.train(index).origin
-        assert all(0 <= o <= n - w for o, n, w in zip(origin, shape, window, strict=True))
-        assert origin[axis] + window[axis] <= training
-    seen = [plan.evaluation(n).origin for n in range(plan.n_evaluation)]
-    assert len(set(seen)) == plan.n_evaluation
-    assert plan.n_evaluation >= 1
-    for origin in seen:
-        assert origin[axis] >= training
-        assert all(0 <= o <= n - w for o, n, w in zip(origin, shape, window, strict=True))
-    some = seen[:40]
-    for n, one in enumerate(some):  # no two overlap
-        for other in some[:n]:
-            assert any(abs(a - b) >= w for a, b, w in zip(one, other, window, strict=True))
+        return None
 
 
-def test_order_is_a_pure_function_of_seed_and_index() -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_each_round_visits_each_usable_cell_once_in_training_lines(part: int) -> None:
+    seeds, kinds = 0, Counter()
+    for seed in range(part * 10**6, part * 10**6 + 10**6):
+        plan = drawn_plan(np.random.default_rng(seed), seed)
+        if plan is None or plan.windows_per_epoch > 70:
+            continue
+        seeds += 1
+        cells = [cells_of(plan, n) for n in range(len(plan.areas))]
+        legal = [enough(area, plan.window) for area in plan.areas]
+        assert plan.windows_per_epoch == sum(map(len, cells)), seed
+        rounds: dict[tuple[int, int], list] = defaultdict(list)
+        given = Counter()
+        for index in range(plan.windows_per_epoch):
+            sample, visit = plan.at(0, index), plan.visit(0, index)
+            block, (axis, training, _) = visit.block, plan.splits[sample.survey]
+            cell = cells[sample.survey][block, visit.strata]
+            assert all(low <= o <= high for o, (low, high) in zip(sample.origin, cell, strict=True)), seed
+            assert legal[sample.survey][sample.origin[:2]], seed
+            first, size = training[block]
+            inside = min(plan.window.shape[axis], plan.areas[sample.survey].shape[axis])
+            assert first <= sample.origin[axis] <= first + size - inside, seed
+            rounds[sample.survey, visit.round].append((block, visit.strata))
+            given[sample.survey] += 1
+        assert [given[n] for n in range(len(plan.areas))] == plan.counts, seed
+        for (survey, turn), visits in rounds.items():
+            assert len(set(visits)) == len(visits), seed
+            if turn < given[survey] // len(cells[survey]):
+                assert set(visits) == set(cells[survey]), seed
+                kinds["full"] += 1
+        kinds["masked"] += any(not each.all() for each in legal)
+        kinds["blocks"] += any(len(s.training) > 1 for s in plan.splits)
+        kinds["several"] += len(plan.areas) > 1
+        if seeds == 2500:
+            break
+    assert min(kinds.values()) > 200, kinds
+
+
+def test_rounds_go_on_through_the_epochs() -> None:
+    plan = sampler(Area((9, 9, 4), 5.0), Area((9, 9, 9), 1.0), shape=(3, 3, 3), held_out=0.2)
+    cells = [cells_of(plan, n) for n in range(2)]
+    rounds = defaultdict(list)
+    for number in range(12 * plan.windows_per_epoch):
+        visit = plan.visit(*divmod(number, plan.windows_per_epoch))
+        rounds[visit.survey, visit.round].append((visit.block, visit.strata))
+    for survey in range(2):
+        turns = sorted(turn for which, turn in rounds if which == survey)
+        assert len(turns) >= 3
+        for turn in turns[:-1]:
+            assert len(rounds[survey, turn]) == len(cells[survey])
+            assert set(rounds[survey, turn]) == set(cells[survey])
+    assert rounds[0, 0] != rounds[0, 1]
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray | float) -> float:
+    """In standard deviations from what independent draws give; draws without replacement stay below."""
+    freedom = counts.size - 1
+    return (float(((counts - expected) ** 2 / expected).sum()) - freedom) / math.sqrt(2 * freedom)
+
+
+def test_every_origin_is_as_likely_as_another() -> None:
+    # 5 legal origins in 3 strata along inline: cells of whole positions would be uneven by a factor of 2.
+    plan = sampler(Area((7, 6, 5)), shape=(3, 2, 2), held_out=0)
+    counts = np.zeros((5, 5, 4))
+    for number in range(500 * plan.windows_per_epoch):
+        counts[plan.train(number).origin] += 1
+    assert plan.windows_per_epoch == 27
+    assert counts.min() > 0
+    assert chi_square(counts, 5 * 27) < 4
+
+
+def test_among_live_places_every_origin_of_a_cell_is_as_likely_as_another() -> None:
+    mask = np.random.default_rng(3).random((19, 19)) < 0.5
+    area = Area((19, 19, 1), trace_mask=mask)
+    plan = sampler(area, shape=(10, 10, 1), held_out=0, min_live=0.45)
+    legal = enough(area, plan.window)  # 10 x 10 origins in 2 x 2 cells of 5 x 5
+    assert 0.2 < legal.mean() < 0.8
+    turns = 3000
+    counts = np.zeros((10, 10))
+    for number in range(turns * plan.windows_per_epoch):
+        counts[plan.train(number).origin[:2]] += 1
+    assert not counts[~legal].any()
+    for i, x in itertools.product((0, 5), (0, 5)):
+        cell = np.s_[i : i + 5, x : x + 5]
+        here = counts[cell][legal[cell]]
+        assert here.sum() == turns
+        assert abs(chi_square(here, turns / len(here))) < 4
+
+
+def test_counting_live_places_and_having_all_of_them_draw_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = np.ones((40, 40), bool)
+    mask[:4, :4] = False
+    plan, without = (sampler(Area((40, 40, 9), trace_mask=m), shape=(7, 6, 4), min_live=0.9) for m in (mask, None))
+    found = [plan.train(n) for n in range(400)]
+    same = [a == b for a, b in zip(found, map(without.train, range(400)), strict=True)]
+    assert 0.9 < sum(same) / 400 < 1
+    monkeypatch.setattr(Live, "all", lambda *_: False)
+    assert [plan.train(n) for n in range(400)] == found
+
+
+def test_weights_are_respected_exactly_in_each_epoch() -> None:
+    plan = sampler()
+    total = plan.windows_per_epoch
+    assert plan.counts == [round(total * 0.75), total - round(total * 0.75)]
+    for epoch in (0, 1, 1000):
+        found = Counter(plan.at(epoch, n).survey for n in range(total))
+        assert [found[0], found[1]] == plan.counts
+
+
+@given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=9).filter(any), st.integers(0, 999))
+def test_apportionment(weights: list[float], more: int) -> None:
+    count = len(weights) + more
+    shares = apportion(count, weights)
+    assert sum(shares) == count
+    assert all((share > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))
+    quotas = [count * weight / sum(weights) for weight in weights]
+    if all(quota >= 1 or not weight for quota, weight in zip(quotas, weights, strict=True)):
+        assert all(abs(share - quota) < 1 + 1e-6 for share, quota in zip(shares, quotas, strict=True))
+
+
+def test_apportionment_by_largest_remainder() -> None:
+    assert apportion(10, [1, 1, 1]) == [4, 3, 3]
+    assert apportion(10, [6, 3, 1]) == [6, 3, 1]
+    assert apportion(100, [1000, 1, 0, 1]) == [98, 1, 0, 1]
+    assert apportion(7, [0.1, 0.2, 0.4]) == [1, 2, 4]
+
+
+def test_order_is_a_pure_function_of_seed_epoch_and_index() -> None:
     first, again = sampler(), sampler()
-    order = [first.train(n) for n in range(100)]
-    assert [again.train(n) for n in reversed(range(100))] == order[::-1]
-    assert [sampler(seed=8).train(n) for n in range(100)] != order
-    assert order[5].index == 5
-    assert order[5].key == (7, 0, 5)
+    total = first.windows_per_epoch
+    numbers = [*range(50), total - 1, total, 3 * total + 5, 10**15]
+    order = [first.train(n) for n in numbers]
+    assert [again.train(n) for n in reversed(numbers)] == order[::-1]
+    assert [again.at(*divmod(n, total)) for n in numbers] == order
+    assert [(s.index, s.epoch) for s in order] == [(n, n // total) for n in numbers]
+    assert [sampler(seed=8).train(n) for n in numbers] != order
+    epochs = [[first.at(epoch, n).origin for n in range(total)] for epoch in range(2)]
+    assert epochs[0] != epochs[1]
 
 
 def test_order_is_the_same_everywhere_and_for_ever() -> None:
     # A resumed job must meet the same windows on any machine and any numpy.
-    assert [(s.survey, s.origin) for s in map(sampler().train, (0, 1, 10**12))] == PINNED
-
-
-PINNED = [(1, (48, 10, 14)), (1, (139, 2, 23)), (0, (25, 82, 175))]
-
-
-def test_weights_and_places_are_uniform() -> None:
     plan = sampler()
-    samples = [plan.train(n) for n in range(8000)]
-    counts = Counter(s.survey for s in samples)
-    assert counts[0] / 8000 == pytest.approx(0.75, abs=0.02)
-    depths = np.array([s.origin[2] for s in samples if s.survey == 0])
-    assert (depths.min(), depths.max()) == (0, 268 - 64)
-    assert depths.mean() == pytest.approx((268 - 64) / 2, abs=4)
+    assert [(s.survey, s.origin) for s in map(plan.train, (0, 1, 10**12))] == PINNED
+    assert plan.plan == "74a7ae5123588003"
+
+
+PINNED = [(1, (52, 17, 1)), (0, (47, 79, 9)), (0, (12, 23, 46))]
+
+
+@pytest.mark.parametrize("data", [1, 2, 3, 6])
+def test_order_does_not_depend_on_the_world(data: int) -> None:
+    plan, batch, steps = sampler(), 6, 100  # more than an epoch
+    orders = [RankOrder(batch, data, rank) for rank in range(data)]
+    for step in range(steps):
+        positions = range(step * (batch // data), (step + 1) * (batch // data))
+        found = [plan.train(order.sample(p)) for order in orders for p in positions]
+        assert found == [plan.train(n) for n in range(step * batch, (step + 1) * batch)]
+
+
+def test_a_cursor_continues_where_it_was_taken() -> None:
+    plan = sampler()
+    for number in (0, 1, plan.windows_per_epoch - 1, plan.windows_per_epoch, 10**18 + 7):
+        text = json.dumps(plan.cursor(number).to_json())
+        assert len(text.encode()) <= 1024
+        resumed = sampler()
+        start = resumed.resume(Cursor.from_json(json.loads(text)))
+        assert [resumed.train(start + n) for n in range(20)] == [plan.train(number + n) for n in range(20)]
+
+
+def test_a_cursor_of_another_plan_is_refused() -> None:
+    mask = np.ones((200, 40), bool)
+    mask[3:30, 3:30] = False
+    a, b = AREAS[0], replace(AREAS[1], trace_mask=mask)
+    plan = sampler(a, b)
+    other = mask.copy()
+    other[190, 30] = False
+    others = [
+        sampler(a, b, seed=8), sampler(b, a), sampler(a), sampler(replace(a, weight=2.0), b),
+        sampler(replace(a, shape=(76, 181, 269)), b), sampler(a, replace(b, trace_mask=other)), sampler(a, AREAS[1]),
+        sampler(replace(a, held_out=True), b), sampler(a, b, shape=(16, 16, 32)), sampler(a, b, held_out=0.2),
+        sampler(a, b, guard=1), sampler(a, b, min_live=0.2), sampler(a, b, held_out=0.3, blocks=2),
+    ]  # fmt: skip
+    assert len({plan.plan, *(o.plan for o in others)}) == len(others) + 1
+    with pytest.raises(
+        SurveyError,
+        match=rf"^the order of windows is not the one that epoch 0, window 5 was reached in \(plan {others[0].plan}, "
+        rf"not {plan.plan}\): the seed, .* have changed; restore them, or begin a new job$",
+    ):
+        others[0].resume(plan.cursor(5))
+    same = [
+        sampler(replace(a, name="moved"), b),
+        sampler(a, b, clip=90),
+        sampler(replace(a, trace_mask=np.ones((76, 181), bool)), b),
+    ]
+    assert {plan.plan} == {s.plan for s in same}
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, [], {}, {"epoch": 0, "index": "1", "plan": "a"}, {"epoch": -1, "index": 1, "plan": "a"}]
+)
+def test_a_damaged_cursor_is_refused(damaged: object) -> None:
+    with pytest.raises(SurveyError, match=r"^this is no cursor of the sampler: .*; the checkpoint is damaged"):
+        Cursor.from_json(damaged)
+
+
+def test_evaluation_covers_what_is_held_out_and_nothing_else() -> None:
+    rng, masked = np.random.default_rng(5), 0
+    for seed in range(600):
+        plan = drawn_plan(rng, seed)
+        if plan is None or plan.n_evaluation > 300:
+            continue
+        samples = [plan.evaluation(n) for n in range(plan.n_evaluation)]
+        assert len(set(samples)) == len(samples)
+        seen = [np.zeros(area.shape, bool) for area in plan.areas]
+        for sample in samples:
+            area, split = plan.areas[sample.survey], plan.splits[sample.survey]
+            assert enough(area, plan.window)[sample.origin[:2]]
+            inside = [min(n, w) for n, w in zip(area.shape, plan.window.shape, strict=True)]
+            where = tuple(slice(o, o + n) for o, n in zip(sample.origin, inside, strict=True))
+            seen[sample.survey][where] = True
+            within = where[split.axis]
+            assert any(first <= within.start and within.stop <= first + size for first, size in split.held_out)
+        for survey, (area, split, found) in enumerate(zip(plan.areas, plan.splits, seen, strict=True)):
+            held_out = np.zeros(area.shape[split.axis], bool)
+            for first, size in split.held_out:
+                held_out[first : first + size] = True
+            lines = found.swapaxes(0, split.axis)
+            assert not lines[~held_out].any()
+            if area.trace_mask is None or not plan.window.min_live:
+                assert lines[held_out].all()
+            else:
+                laid = {s.origin for s in samples if s.survey == survey}
+                origins = list(tiles(area.shape, plan.window.shape))
+                for first, size in split.held_out:
+                    origins[split.axis] = [first + o for o in cover(size, plan.window.shape[split.axis])]
+                    expected = {o for o in itertools.product(*origins) if enough(area, plan.window)[o[:2]]}
+                    assert expected <= laid
+                    laid -= expected
+                assert not laid
+                masked += 1
+    assert masked > 50
+
+
+def test_evaluation_takes_the_fewest_windows() -> None:
+    plan = sampler(Area((64, 20, 30)), shape=(8, 8, 10), held_out=0.25)  # 16 lines: they divide along two axes
+    assert plan.n_evaluation == 2 * 3 * 3
+    origins = sorted(plan.evaluation(n).origin for n in range(18))
+    assert origins == sorted(itertools.product((48, 56), (0, 6, 12), (0, 10, 20)))
 
 
 def test_first_evaluation_windows_are_spread_out() -> None:
-    plan = sampler(shapes=SHAPES[:1], weights=[1])
+    plan = sampler(AREAS[0])
     origins = np.array([plan.evaluation(n).origin for n in range(8)])
-    assert len(set(origins[:, 2])) == 4  # all four depths
+    assert len(set(origins[:, 2])) >= 4  # of the five depths
     assert len(set(origins[:, 0])) >= 3
-    assert plan.evaluation(3).key == (7, 1, 3)
 
 
-def test_splits_along_the_axis_with_most_windows() -> None:
-    assert split((76, 181, 268), (32, 32, 128), 0.1, "s") == (1, 149, 32)
-    assert split((64, 64, 64), (32, 32, 32), 0.1, "s") == (0, 32, 32)  # ties: inline
-    assert split((1000, 64, 64), (32, 32, 32), 0.1, "s") == (0, 900, 100)
+def test_a_whole_survey_held_out() -> None:
+    plan = sampler(AREAS[0], replace(AREAS[1], held_out=True), held_out=0)
+    assert plan.counts == [plan.windows_per_epoch, 0]
+    assert {plan.train(n).survey for n in range(plan.windows_per_epoch)} == {0}
+    assert {plan.evaluation(n).survey for n in range(plan.n_evaluation)} == {1}
+    assert plan.n_evaluation == 13 * 3 * 2
+    with pytest.raises(SurveyError, match=r"^every survey is held out for evaluation; leave one for training$"):
+        sampler(*(replace(area, held_out=True) for area in AREAS))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 1, 1), (1, 5, 1), (1, 1, 5), (4, 3, 2)])
+def test_surveys_as_large_as_the_window_and_lines_of_one_sample(shape: tuple[int, int, int]) -> None:
+    whole = sampler(Area(shape), shape=shape, held_out=0)
+    assert whole.windows_per_epoch == 1
+    assert [whole.train(n).origin for n in range(3)] == [(0, 0, 0)] * 3
+    voxels = sampler(Area(shape), shape=(1, 1, 1), held_out=0)
+    found = sorted(voxels.train(n).origin for n in range(voxels.windows_per_epoch))
+    assert found == list(itertools.product(*map(range, shape)))
+
+
+def test_a_padded_survey_has_one_origin() -> None:
+    mask = np.ones((30, 5), bool)
+    mask[:12] = False
+    plan = sampler(Area((30, 5, 3), trace_mask=mask), shape=(8, 8, 8), pad=True, min_live=1)
+    assert plan.splits[0] == (0, ((0, 22),), ((22, 8),))
+    for number in range(20):
+        i, x, t = plan.train(number).origin
+        assert 12 <= i <= 14
+        assert (x, t) == (0, 0)
+    assert [plan.evaluation(n).origin for n in range(plan.n_evaluation)] == [(22, 0, 0)]
+
+
+def test_too_few_live_traces() -> None:
+    mask = np.zeros((76, 181), bool)
+    mask[::4] = True
+    area = replace(AREAS[0], trace_mask=mask)
+    with pytest.raises(
+        SurveyError,
+        match=r"^a.mdio: window.min_live 0.3 asks for live traces in that share of a window's 16 x 16, and no window "
+        r"for training has more than 25.0%; take window.min_live at most 0.25, or leave out what has no data$",
+    ):
+        sampler(area, min_live=0.3)
+    assert sampler(area, min_live=0.25).windows_per_epoch == sampler(AREAS[0]).windows_per_epoch
+    mask = np.ones((76, 181), bool)
+    mask[:, -19:] = False
+    with pytest.raises(SurveyError, match=r"^the surveys: .* no window held out for evaluation has more than 0.0%"):
+        sampler(replace(AREAS[0], trace_mask=mask))
+    assert sampler(replace(AREAS[0], trace_mask=mask), min_live=0).n_evaluation > 0
+
+
+def test_an_all_live_mask_and_min_live_0_cost_nothing() -> None:
+    mask = np.random.default_rng(0).random((76, 181)) < 0.5
+    plans = [
+        sampler(AREAS[0]),
+        sampler(replace(AREAS[0], trace_mask=np.ones((76, 181), bool))),
+        sampler(replace(AREAS[0], trace_mask=mask), min_live=0),
+    ]
+    assert len({p.plan for p in plans}) == 1
+    assert len({tuple(p.train(n) for n in range(50)) for p in plans}) == 1
+
+
+def test_a_plan_of_millions_of_windows_is_held_in_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        areas = [Area((4000, 4000, 2000), 1 + n % 3, f"s{n}") for n in range(40)]
+        plan = sampler(*areas, shape=(32, 32, 64))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert plan.windows_per_epoch > 10**7
+    assert peak < 2**20
+    assert plan.train(10**7).epoch == 0
 
 
 def test_description() -> None:
-    assert sampler(names=["a.mdio", "b.mdio"]).describe() == (
-        "a.mdio: crosslines 1-162 of 181 are for training, the last 19 are held out (16 evaluation windows). "
-        "b.mdio: inlines 1-180 of 200 are for training, the last 20 are held out (2 evaluation windows)."
+    assert sampler().describe() == (
+        "a.mdio: crosslines 1-162 of 181 are for training, the last 19 are held out (50 evaluation windows). "
+        "b.mdio: inlines 1-180 of 200 are for training, the last 20 are held out (12 evaluation windows). "
+        "An epoch is 347 training windows."
     )
-    assert "all 76 inlines x 181 crosslines are for training, nothing is held out" in sampler(held_out=0).describe()
+    assert "all 76 inlines x 181 crosslines are for training, nothing is held out." in sampler(held_out=0).describe()
+    assert "inlines 1-176 of 200 are for training, the next 4 are left out, the last 20" in sampler(guard=4).describe()
+    blocks = sampler(AREAS[1], blocks=2, guard=3, held_out=0.2).describe()
+    assert blocks.startswith(
+        "b.mdio: of 200 inlines in 2 stretches, 151 are for training, 40 are held out (24 evaluation windows), 9 are "
+        "between them."
+    )
+    mask = np.ones((200, 40), bool)
+    mask[:100] = False
+    plan = sampler(AREAS[0], replace(AREAS[1], trace_mask=mask))
+    lost = 347 - plan.windows_per_epoch
+    assert f"; {lost} of 72 cells are left out, where fewer than 10% of traces exist." in plan.describe()
+    assert "b.mdio: all of it is held out (78 evaluation windows)." in (
+        sampler(AREAS[0], replace(AREAS[1], held_out=True)).describe()
+    )
 
 
-def test_nothing_held_out() -> None:
-    plan = sampler(held_out=0)
-    assert plan.n_evaluation == 0
-    with pytest.raises(SurveyError, match=r"window\.held_out is 0: no lines are kept for evaluation"):
-        plan.evaluation(0)
-
-
-def test_evaluation_past_the_end() -> None:
-    with pytest.raises(SurveyError, match=r"there are 18 evaluation windows; number 18 is not among them"):
-        sampler().evaluation(18)
-
-
-def test_window_larger_than_survey() -> None:
-    with pytest.raises(
-        SurveyError, match=r"survey 1: window.shape 64 along crossline exceeds the survey's 40 crosslines; take"
-    ):
-        sampler(window=(16, 64, 64))
-
-
-def test_too_small_for_training_and_evaluation() -> None:
-    with pytest.raises(
-        SurveyError,
-        match=r"s: 76 inlines do not hold a window.shape of 64 for training beside 64 inlines held out for evaluation; "
-        r"take at most 38 there, or set window.held_out to 0",
-    ):
-        split((76, 76, 100), (64, 64, 64), 0.1, "s")
-    with pytest.raises(
-        SurveyError, match=r"s: 1 inlines do not hold a window.shape of 1 .*evaluation; set window.held_out to 0"
-    ):
-        split((1, 1, 9), (1, 1, 9), 0.1, "s")
+def test_numbers_that_do_not_exist() -> None:
+    with pytest.raises(SurveyError, match=r"^window\.held_out is 0: no lines are kept for evaluation"):
+        sampler(held_out=0).evaluation(0)
+    with pytest.raises(SurveyError, match=r"^there are 62 evaluation windows; number 62 is not among them"):
+        sampler().evaluation(62)
+    for epoch, index in ((0, 347), (0, -1), (-1, 0)):
+        with pytest.raises(SurveyError, match=rf"an epoch has 347 .* number {index} of epoch {epoch} is not"):
+            sampler().at(epoch, index)

@@ -33,7 +33,7 @@ class Source:
 
     def __init__(self, spec, rows=None):
         self.spec, self.rows = spec, range(spec.grid[0]) if rows is None else rows
-        self.sampler = SimpleNamespace(n_evaluation=WINDOWS, evaluation=lambda n: Sample(0, (40, 0, 0), n, (0, 1, n)))
+        self.sampler = SimpleNamespace(n_evaluation=WINDOWS, evaluation=lambda n: Sample(0, (40, 0, 0), n, 0))
 
     def voxels(self, sample, rows=None):
         rows, (thickness, *_) = self.rows if rows is None else rows, self.spec.model.patch

@@ -1,0 +1,187 @@
+"""Where windows may start, cut into cells: all get their turn, and every origin is as likely as another.
+
+The legal origins along an axis, P of them, are shared out evenly among K strata: stratum k is the stretch
+[P k / K, P (k + 1) / K), so where K does not divide P, a position on a border belongs to two strata in part. A cell is a
+stratum along each of the three axes. An origin drawn uniformly in each cell is, over all cells, uniform.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Index = tuple[int, int, int]
+
+_TRACES_AT_A_TIME = 1 << 18  # of the trace mask, when cells are counted: what bounds the memory it takes
+
+
+class Strata(NamedTuple):
+    """The legal origins along one axis of a stretch of lines, in equal shares."""
+
+    first: int
+    """The first legal origin."""
+    positions: int
+    """P, how many there are."""
+    strata: int
+    """K, the number of strata."""
+
+    @classmethod
+    def of(cls, first: int, size: int, window: int) -> Strata:
+        """Strata no longer than the window, over `size` lines from `first` that hold it."""
+        return cls(first, size - window + 1, -(-size // window))
+
+    def span(self, start: int, stop: int | None = None) -> range:
+        """Origins that belong, at least in part, to stratum `start`, or to those up to `stop`."""
+        stop = start + 1 if stop is None else stop
+        low, high = self.positions * start // self.strata, -(-self.positions * stop // self.strata)
+        return range(self.first + low, self.first + high)
+
+    def origin(self, stratum: int, place: int) -> int:
+        """The origin at `place` of stratum's P equally likely places."""
+        return self.first + (self.positions * stratum + place) // self.strata
+
+    def places(self, stratum: int) -> np.ndarray:
+        """How many of those places fall to each origin of the stratum's span."""
+        edges = np.arange(len(self.span(stratum)) + 1) + self.positions * stratum // self.strata
+        return np.diff((edges * self.strata).clip(self.positions * stratum, self.positions * (stratum + 1)))
+
+
+class Grid:
+    """Places in blocks of inline x crossline x depth, numbered from 0, depth fastest; some columns may not count.
+
+    Args:
+        blocks: number of places along inline and crossline of each block.
+        depth: number of places along the sample axis.
+        best: live traces of each column's best window, block after block, where any are dead.
+        live: how many are enough.
+    """
+
+    def __init__(
+        self, blocks: Sequence[tuple[int, int]], depth: int, best: np.ndarray | None = None, live: Live | None = None
+    ) -> None:
+        self._across = [x for _, x in blocks]
+        self._ends = list(itertools.accumulate(i * x for i, x in blocks))
+        self._depth = depth
+        self._columns: np.ndarray | None = None
+        columns = self._ends[-1] if blocks else 0
+        self.left_out = 0
+        """How many places do not count."""
+        self.most = 1.0
+        """Live share of the best window."""
+        if best is not None and live is not None:
+            self.most = int(best.max()) / live.traces
+            usable = np.flatnonzero(best >= live.need)
+            if len(usable) < columns:
+                self._columns, self.left_out = usable, (columns - len(usable)) * depth
+        self.size = columns * depth - self.left_out
+
+    def locate(self, number: int) -> tuple[int, Index]:
+        """(block, place in it) of place `number` of `size`."""
+        column, t = divmod(number, self._depth)
+        if self._columns is not None:
+            column = int(self._columns[column])
+        block = bisect.bisect_right(self._ends, column)
+        i, x = divmod(column - (self._ends[block - 1] if block else 0), self._across[block])
+        return block, (i, x, t)
+
+
+class Live:
+    """How many live traces windows hold.
+
+    Args:
+        mask: which traces exist, bool [I, X].
+        window: traces along inline and crossline that a window has in the survey.
+        share: the least part of them that must exist.
+    """
+
+    def __init__(self, mask: np.ndarray, window: tuple[int, int], share: float) -> None:
+        self._mask, self._window = mask, window
+        self.traces = math.prod(window)
+        self.need = max(1, math.ceil(round(share * self.traces, 6)))
+        """The fewest live traces that are enough."""
+
+    def all(self, rows: range, lines: range) -> bool:
+        """Whether no window that starts in `rows` x `lines` meets a dead trace."""
+        return bool(self._under(rows, lines).all())
+
+    def counts(self, rows: range, lines: range) -> np.ndarray:
+        """Live traces of the window that starts at each of `rows` x `lines`, [rows, lines]."""
+        counts = self._under(rows, lines)
+        for axis, width in enumerate(self._window):
+            counts = _running_sums(counts, width, axis)
+        return counts
+
+    def best(self, rows: Strata, lines: Strata) -> Iterator[np.ndarray]:
+        """The most live traces that a window of each cell has, column after column, in parts."""
+        for row in range(rows.strata):
+            span = rows.span(row)
+            wide = max(self._window[1], _TRACES_AT_A_TIME // (len(span) + self._window[0]))
+            step = max(1, wide * lines.strata // lines.positions)
+            for start in range(0, lines.strata, step):
+                strata = np.arange(start, min(start + step, lines.strata))
+                here = lines.span(start, int(strata[-1]) + 1)
+                if self.all(span, here):
+                    yield np.full(len(strata), self.traces)
+                    continue
+                offset = here.start - lines.first
+                low = lines.positions * strata // lines.strata - offset
+                high = -(-lines.positions * (strata + 1) // lines.strata) - offset
+                most = np.append(self.counts(span, here).max(axis=0), 0)
+                yield np.maximum.reduceat(most, np.stack([low, high], axis=1).ravel())[::2]
+
+    def on(self, rows: Sequence[int], lines: Sequence[int]) -> Iterator[np.ndarray]:
+        """Live traces of the windows that start at `rows` x `lines`, row after row."""
+        first = np.asarray(lines)
+        for row in rows:
+            ends = np.concatenate([[0], self._mask[row : row + self._window[0]].sum(axis=0, dtype=np.int64).cumsum()])
+            yield ends[first + self._window[1]] - ends[first]
+
+    def _under(self, rows: range, lines: range) -> np.ndarray:
+        i, x = self._window
+        return self._mask[rows.start : rows.stop + i - 1, lines.start : lines.stop + x - 1]
+
+
+class Cells:
+    """The cells of one survey's training lines.
+
+    Args:
+        blocks: the strata along inline, crossline and sample of each block of training lines.
+        live: which windows may be drawn; all where None is given.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[Strata, Strata, Strata]], live: Live | None) -> None:
+        self._blocks, self._live = blocks, live
+        best = None if live is None else np.concatenate([part for i, x, _ in blocks for part in live.best(i, x)])
+        self.grid = Grid([(i.strata, x.strata) for i, x, _ in blocks], blocks[0][2].strata, best, live)
+
+    def draw(self, cell: int, across: int, down: int) -> Index:
+        """An origin in cell number `cell`, from two times 64 random bits."""
+        block, (i, x, t) = self.grid.locate(cell)
+        rows, lines, samples = self._blocks[block]
+        depth = samples.origin(t, samples.positions * down >> 64)
+        spans = rows.span(i), lines.span(x)
+        if self._live is None or self._live.all(*spans):
+            row, line = divmod(rows.positions * lines.positions * across >> 64, lines.positions)
+            return rows.origin(i, row), lines.origin(x, line), depth
+        enough = self._live.counts(*spans) >= self._live.need
+        beside = lines.places(x)
+        per_row = enough @ beside  # places of the windows that start in a row, which itself has some places
+        ends = np.cumsum(per_row * rows.places(i))
+        place = int(ends[-1]) * across >> 64
+        row = int(np.searchsorted(ends, place, side="right"))
+        place = (place - (int(ends[row - 1]) if row else 0)) % int(per_row[row])
+        line = int(np.searchsorted(np.cumsum(enough[row] * beside), place, side="right"))
+        return spans[0][row], spans[1][line], depth
+
+
+def _running_sums(values: np.ndarray, width: int, axis: int) -> np.ndarray:
+    """Sums of `width` neighbours along `axis`."""
+    ends = np.cumsum(values, axis=axis, dtype=np.int32)
+    sums = np.delete(ends, np.s_[: width - 1], axis=axis)
+    np.moveaxis(sums, axis, 0)[1:] -= np.moveaxis(ends, axis, 0)[:-width]
+    return sums
