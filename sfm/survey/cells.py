@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Index = tuple[int, int, int]
+from sfm.survey.split import Index, Split, cover, tiles
 
 _TRACES_AT_A_TIME = 1 << 18  # of the trace mask, when cells are counted: what bounds the memory it takes
 
@@ -177,6 +177,27 @@ class Cells:
         place = (place - (int(ends[row - 1]) if row else 0)) % int(per_row[row])
         line = int(np.searchsorted(np.cumsum(enough[row] * beside), place, side="right"))
         return spans[0][row], spans[1][line], depth
+
+
+class Tiles:
+    """Evaluation windows of one survey: those that cover its held-out lines and are live enough."""
+
+    def __init__(self, shape: Index, window: Index, s: Split, live: Live | None) -> None:
+        rows, lines, self._samples = tiles(shape, window)
+        self.blocks: list[tuple[list[int], list[int]]] = []
+        for first, size in s.held_out:
+            within = [first + origin for origin in cover(size, window[s.axis])]
+            self.blocks.append((rows, within) if s.axis else (within, lines))
+        best = None
+        if live is not None and self.blocks:
+            best = np.concatenate([part for block in self.blocks for part in live.on(*block)])
+        self.grid = Grid([(len(i), len(x)) for i, x in self.blocks], len(self._samples), best, live)
+
+    def origin(self, place: int) -> Index:
+        """Where window `place` of `grid.size` begins."""
+        block, (i, x, t) = self.grid.locate(place)
+        rows, lines = self.blocks[block]
+        return rows[i], lines[x], self._samples[t]
 
 
 def _running_sums(values: np.ndarray, width: int, axis: int) -> np.ndarray:

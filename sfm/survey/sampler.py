@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sfm.spec import Window
-from sfm.survey.cells import Cells, Grid, Live, Strata
+from sfm.survey.cells import Cells, Live, Strata, Tiles
 from sfm.survey.shuffle import permuted, random_bits
-from sfm.survey.split import AXES, Index, Lines, Split, cover, split, tiles
+from sfm.survey.split import AXES, Index, Lines, Split, split
 from sfm.survey.store import SurveyError
 
 _RULE = 1  # of the order; a new number where code changes which window a number is
@@ -139,7 +139,7 @@ class Sampler:
         """How many of them each survey gives."""
         self._ends = list(itertools.accumulate(self.counts))
         self._evaluation = [
-            _Tiles(area.shape, self.window.shape, s, alive)
+            Tiles(area.shape, self.window.shape, s, alive)
             for area, s, alive in zip(self.areas, self.splits, live, strict=True)
         ]
         self._evaluation_ends = list(itertools.accumulate(each.grid.size for each in self._evaluation))
@@ -307,26 +307,6 @@ def apportion(count: int, weights: Sequence[float]) -> list[int]:
             shares[shares.index(max(shares))] -= 1
             shares[n] = 1
     return shares
-
-
-class _Tiles:
-    """Evaluation windows of one survey: those that cover its held-out lines and are live enough."""
-
-    def __init__(self, shape: Index, window: Index, s: Split, live: Live | None) -> None:
-        rows, lines, self._samples = tiles(shape, window)
-        self.blocks: list[tuple[list[int], list[int]]] = []
-        for first, size in s.held_out:
-            within = [first + origin for origin in cover(size, window[s.axis])]
-            self.blocks.append((rows, within) if s.axis else (within, lines))
-        best = None
-        if live is not None and self.blocks:
-            best = np.concatenate([part for block in self.blocks for part in live.on(*block)])
-        self.grid = Grid([(len(i), len(x)) for i, x in self.blocks], len(self._samples), best, live)
-
-    def origin(self, place: int) -> Index:
-        block, (i, x, t) = self.grid.locate(place)
-        rows, lines = self.blocks[block]
-        return rows[i], lines[x], self._samples[t]
 
 
 def _inside(shape: Index, window: Index) -> Index:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sfm.spec import JobSpec, SfmError, parse_spec
-from sfm.survey.preflight import check, open_all
+from sfm.survey.preflight import check, open_all, sampler_of
 from tests.survey.conftest import write_v1
 
 
@@ -50,3 +50,42 @@ def test_no_room_to_hold_out(url: str) -> None:
         SfmError, match=r"s.mdio: 6 inlines do not hold a window.shape of 6 .* or set window.held_out to 0"
     ):
         check(spec(url, shape=[6, 8, 8]))
+
+
+def test_a_survey_with_few_live_traces(tmp_path: Path) -> None:
+    mask = np.zeros((12, 12), bool)
+    mask[0] = True
+    url = write_v1(tmp_path / "bare.mdio", np.zeros((12, 12, 10), "f4"), mask)
+    with pytest.raises(
+        SfmError, match=r"bare.mdio: window.min_live 0.5 asks .* has more than 25.0%; take window.min_live"
+    ):
+        check(spec(url, held_out=0, min_live=0.5))
+    check(spec(url, held_out=0, min_live=0.25))
+
+
+def test_a_survey_smaller_than_the_window(url: str) -> None:
+    with pytest.raises(
+        SfmError, match=r"exceeds the survey's 10 samples; .* or set window.pad to fill up with no data$"
+    ):
+        check(spec(url, shape=[4, 4, 12]))
+    check(spec(url, shape=[4, 4, 12], pad=True))
+
+
+def test_surveys_for_evaluation_alone(url: str) -> None:
+    job = spec(url, url, held_out=0)
+    assert not job.evaluates
+    job = parse_spec({**job.model_dump(), "surveys": [{"url": url}, {"url": url, "held_out": True, "weight": 9}]})
+    assert job.evaluates
+    sampler = sampler_of(job, open_all(job))
+    assert {sampler.train(n).survey for n in range(30)} == {0}
+    assert {sampler.evaluation(n).survey for n in range(sampler.n_evaluation)} == {1}
+    with pytest.raises(
+        SfmError, match=r"^surveys: every survey is held_out for evaluation, which leaves none for training"
+    ):
+        parse_spec({**job.model_dump(), "surveys": [{"url": url, "held_out": True}]})
+
+
+def test_what_a_spec_says_of_windows_decides_the_order(url: str) -> None:
+    fields = [{}, {"held_out": 0.4}, {"guard": 1}, {"shape": [2, 4, 8]}, {"shape": [4, 2, 8], "blocks": 2}]
+    jobs = [spec(url, **each) for each in fields]
+    assert len({sampler_of(job, open_all(job)).plan for job in jobs}) == len(fields)
