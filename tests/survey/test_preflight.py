@@ -85,7 +85,8 @@ def test_surveys_for_evaluation_alone(url: str) -> None:
         parse_spec({**job.model_dump(), "surveys": [{"url": url, "held_out": True}]})
 
 
-def test_what_a_spec_says_of_windows_decides_the_order(url: str) -> None:
-    fields = [{}, {"held_out": 0.4}, {"guard": 1}, {"shape": [2, 4, 8]}, {"shape": [4, 2, 8], "blocks": 2}]
+def test_what_a_spec_says_of_windows_decides_the_order(tmp_path: Path) -> None:
+    url = write_v1(tmp_path / "wide.mdio", np.zeros((6, 24, 10), "f4"))
+    fields = [{}, {"held_out": 0.4}, {"guard": 1}, {"shape": [2, 4, 8]}, {"blocks": 2}]
     jobs = [spec(url, **each) for each in fields]
     assert len({sampler_of(job, open_all(job)).plan for job in jobs}) == len(fields)
