@@ -47,6 +47,14 @@ class Storage(_Model):
     """Region of the bucket; default: `AWS_REGION` or `AWS_DEFAULT_REGION`."""
     anonymous: bool = False
     """Read a public bucket without signing requests; default false."""
+    profile: str | None = None
+    """Profile of the AWS configuration files to take credentials from; default: `AWS_PROFILE`."""
+    client: Literal["obstore", "s3fs"] = "obstore"
+    """Who reads surveys from the store: obstore (Rust; s3, gs, az and https), or s3fs (Python; s3 only); default
+    obstore, the faster one."""
+    verify: bool = False
+    """Whether whole objects are compared with the MD5 sum that their store states, where it states one (obstore only;
+    about 2 ns a byte); default false."""
 
 
 class SurveySource(_Model):

@@ -32,7 +32,7 @@ class SampleSource:
         surveys = open_all(spec)
         budget = spec.resources.cache_mib * 2**20 // len(surveys)
         self.readers = [
-            WindowReader(survey, Statistics.from_json(stats), budget)
+            WindowReader(survey, Statistics.from_json(stats), cache_bytes=budget)
             for survey, stats in zip(surveys, statistics, strict=True)
         ]
         self.sampler = sampler_of(spec, surveys)

@@ -17,8 +17,9 @@ import numpy as np
 
 from sfm.spec import Storage
 from sfm.survey import segy
+from sfm.survey.clients import SurveyError, is_local, local_path, object_path, storage_options
 from sfm.survey.mdio import Survey, open_survey
-from sfm.survey.store import SurveyError, explain, is_local, local_path, object_path, storage_options
+from sfm.survey.store import explain
 
 _MARKS = ("zarr.json", ".zgroup")
 _DEFAULT_STORAGE = Storage()

@@ -10,7 +10,10 @@ import numpy as np
 import zarr
 
 from sfm.spec import Storage
-from sfm.survey.store import SurveyError, explain, not_mdio, open_group
+from sfm.survey.clients import SurveyError
+from sfm.survey.layout import Layout
+from sfm.survey.objects import Objects, objects_at
+from sfm.survey.store import explain, not_mdio, open_group
 
 _DEFAULT_STORAGE = Storage()
 
@@ -44,6 +47,13 @@ class Survey:
     """Which traces exist, bool (inline, crossline); True is live."""
     stored_statistics: dict[str, Any] | None
     """What the store itself says: count, min, max, mean, std ... as far as it does."""
+    storage: Storage
+    objects: Objects
+    """What lies under `url`, as bytes."""
+    layout: Layout
+    """Where the chunks of `array` lie."""
+    identity: str
+    """What tells this survey from another that lies, or lay, under the same URL."""
 
 
 def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE) -> Survey:
@@ -55,9 +65,9 @@ def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE) -> Survey:
     group = open_group(url, storage)
     try:
         if "apiVersion" in group.attrs:
-            return _open_v1(url, group)
+            return _open_v1(url, group, storage)
         if "api_version" in group.attrs:
-            return _open_v0(url, group)
+            return _open_v0(url, group, storage)
     except (SurveyError, MemoryError):
         raise
     except (KeyError, FileNotFoundError, TypeError, ValueError) as error:
@@ -67,7 +77,7 @@ def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE) -> Survey:
     raise not_mdio(url, "its root attributes state no MDIO version")
 
 
-def _open_v1(url: str, group: zarr.Group) -> Survey:
+def _open_v1(url: str, group: zarr.Group, storage: Storage) -> Survey:
     attributes: dict[str, Any] = _mapping(group.attrs.get("attributes"))
     # Members are opened by name, never listed: newer stores carry a header type that zarr 3.1 cannot parse.
     array = _array(url, group, str(attributes.get("defaultVariableName") or "amplitude"))
@@ -80,10 +90,10 @@ def _open_v1(url: str, group: zarr.Group) -> Survey:
         )
     axes = tuple(_v1_axis(group, name, size) for name, size in zip(dimensions, array.shape, strict=True))
     mask = np.asarray(group["trace_mask"][:], bool) if "trace_mask" in group else None  # type: ignore[index]
-    return _survey(url, "v1", array, axes, mask, _v1_statistics(array))
+    return _survey(url, "v1", group, array, axes, mask, _v1_statistics(array), storage)
 
 
-def _open_v0(url: str, group: zarr.Group) -> Survey:
+def _open_v0(url: str, group: zarr.Group, storage: Storage) -> Survey:
     dimensions: Any = group.attrs["dimension"]
     names = [d["name"] for d in dimensions]
     _refuse_other_than_3d(url, names)
@@ -92,16 +102,18 @@ def _open_v0(url: str, group: zarr.Group) -> Survey:
     axes = tuple(Axis(d["name"], _unit(d["name"], {}), np.asarray(d["coords"])) for d in dimensions)
     mask = np.asarray(_array(url, group, "metadata/live_mask")[:], bool)
     stored = {k: group.attrs[k] for k in ("mean", "std", "rms", "min", "max") if k in group.attrs}
-    return _survey(url, "v0", array, axes, mask, stored or None)
+    return _survey(url, "v0", group, array, axes, mask, stored or None, storage)
 
 
 def _survey(
     url: str,
     version: Literal["v0", "v1"],
+    group: zarr.Group,
     array: zarr.Array,
     axes: tuple[Axis, ...],
     mask: np.ndarray | None,
     statistics: dict[str, Any] | None,
+    storage: Storage,
 ) -> Survey:
     inlines, crosslines, samples = array.shape
     if array.dtype.kind not in "fiu":
@@ -124,6 +136,10 @@ def _survey(
         axes=(first, second, third),
         trace_mask=mask,
         stored_statistics=statistics,
+        storage=storage,
+        objects=objects_at(url, storage),
+        layout=Layout(array, url),
+        identity=f"{url} {sorted(group.attrs.items())} {array.metadata}",
     )
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from sfm.survey.clients import SurveyError
 from sfm.survey.mdio import Axis, Survey
-from sfm.survey.store import SurveyError
 
 Colours = Literal["grey", "seismic"]
 _MAPS = {"grey": "gray", "seismic": "seismic"}

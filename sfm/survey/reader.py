@@ -1,28 +1,321 @@
-"""Reading windows of a survey: whole chunks, kept for a while, scaled, with NaN where there is no data."""
+"""Reading windows of a survey: many chunks at once, decoded straight into the window, scaled, NaN without data."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from sfm.survey.cache import ChunkCache
+from sfm.survey.clients import SurveyError
+from sfm.survey.codecs import Payload
+from sfm.survey.layout import WHOLE, DamagedChunkError, Fetch, Head, Index, Part, Want
 from sfm.survey.mdio import Survey
-from sfm.survey.store import SurveyError
+from sfm.survey.objects import Bytes, DamagedError
+from sfm.survey.scaling import DEAD_SAMPLES, WindowType, holds_data, no_data, scale_into, storage_type
+from sfm.survey.store import explain
+from sfm.survey.transfers import Transfers
 
 if TYPE_CHECKING:
     from sfm.survey.statistics import Statistics
 
-Index = tuple[int, int, int]
-Region = tuple[slice, slice, slice]
-
-DEAD_SAMPLES = 16  # zeros in a row that a live trace does not hold
+Slices = tuple[slice, slice, slice]
+_LOOK_AGAIN = 10.0  # seconds between looks whether a survey with absent chunks is still there
 
 
-def chunk_region(survey: Survey, index: Index) -> Region:
+class _Box(NamedTuple):
+    """Where a window and a chunk meet."""
+
+    inside: Slices
+    """In the chunk."""
+    target: Slices
+    """In the window."""
+
+
+class WindowReader:
+    """Reads any window of a survey. Threads may share one reader; processes each make their own.
+
+    A survey of which at least half fits into the cache is read in whole chunks, and decoded chunks are kept. Of
+    another, windows take only the rows they need wherever the codec permits (Blosc and uncompressed chunks do):
+    chunks would be dropped before they are met again.
+
+    Args:
+        statistics: what amplitudes are clipped to and scaled by; None leaves them as stored.
+        transfers: threads and memory, shared by the readers of a process; default: its own.
+        cache_bytes: decoded chunks kept in memory at most.
+        kind: number format of windows; bfloat16 is given as its bits in uint16.
+        pad: whether a window may leave the survey; there it holds no data.
+        keep: whether decoded chunks are kept: always, never, or as above.
+    """
+
+    def __init__(
+        self,
+        survey: Survey,
+        statistics: Statistics | None = None,
+        transfers: Transfers | None = None,
+        *,
+        cache_bytes: int = 512 * 2**20,
+        kind: WindowType = "float32",
+        pad: bool = False,
+        keep: bool | Literal["auto"] = "auto",
+    ) -> None:
+        self.survey, self.statistics, self.kind, self.pad = survey, statistics, kind, pad
+        self.transfers = transfers or Transfers()
+        layout = survey.layout
+        if keep == "auto":
+            chunks = math.prod(-(-n // c) for n, c in zip(survey.shape, survey.chunks, strict=True))
+            keep = 2 * cache_bytes >= chunks * layout.codec.bytes
+        self.cache = ChunkCache(cache_bytes) if keep else None
+        self._rooms = threading.local()
+        self._looked = -math.inf
+        self._owns_transfers = transfers is None
+
+    def read(self, origin: Index, shape: Index, out: np.ndarray | None = None) -> np.ndarray:
+        """Amplitudes of a window in standard deviations from the survey's mean, C-contiguous, NaN without data.
+
+        No data: a trace that the mask calls dead, a value that is not finite, a place outside of the survey, and a
+        trace of zeros all through the window, which SEG-Y carries along for a dead one, if that is no accident
+        (`DEAD_SAMPLES`).
+
+        Args:
+            origin: first voxel (inline, crossline, sample), an index from 0.
+            shape: voxels along each axis.
+            out: [I, X, T] of the reader's number format, to write into; default: a new array.
+
+        Raises:
+            SurveyError: the window leaves the survey, a chunk cannot be fetched or decoded, or the process was forked.
+        """
+        self.transfers.check_process()
+        inner = self._inside(origin, shape)
+        window = np.empty(shape, storage_type(self.kind)) if out is None else out
+        if inner != tuple(shape):
+            window[...] = no_data(self.kind)
+        _Window(self, origin, window[tuple(slice(n) for n in inner)]).fill()
+        return window
+
+    def close(self) -> None:
+        """Forget the chunks and end the threads, unless they are shared."""
+        if self._owns_transfers:
+            self.transfers.close()
+        if self.cache is not None:
+            self.cache.clear()
+
+    def room(self) -> np.ndarray:
+        """A buffer of this thread's own for one decoded chunk, uint8."""
+        room: np.ndarray | None = getattr(self._rooms, "bytes", None)
+        if room is None:
+            room = self._rooms.bytes = np.empty(self.survey.layout.codec.bytes, np.uint8)
+        return room
+
+    def check_presence(self) -> None:
+        """A chunk is absent: see that the survey is not.
+
+        Raises:
+            SurveyError: it is gone.
+        """
+        if time.monotonic() - self._looked < _LOOK_AGAIN:
+            return
+        key = self.survey.layout.metadata_key
+        if self.transfers.fetch(self.survey.objects, key).result() is None:
+            raise SurveyError(f"{self.survey.url}: the survey is no longer there; was it moved or removed meanwhile?")
+        self._looked = time.monotonic()
+
+    def _inside(self, origin: Index, shape: Index) -> Index:
+        """The part of a window that lies in the survey, from its origin."""
+        for axis, first, count, size in zip(self.survey.axes, origin, shape, self.survey.shape, strict=True):
+            if first < 0 or count < 1 or first >= size or (first + count > size and not self.pad):
+                raise SurveyError(
+                    f"{self.survey.url}: a window of {count} from {first} along {axis.name} leaves the survey, "
+                    f"which has {size} there"
+                )
+        i, x, t = (
+            min(count, size - first) for first, count, size in zip(origin, shape, self.survey.shape, strict=True)
+        )
+        return i, x, t
+
+
+class _Window:
+    """One window on its way."""
+
+    def __init__(self, reader: WindowReader, origin: Index, window: np.ndarray) -> None:
+        self.reader, self.window = reader, window
+        self.survey, self.transfers, self.cache = reader.survey, reader.transfers, reader.cache
+        self.layout, self.codec = reader.survey.layout, reader.survey.layout.codec
+        rows, lines = (slice(o, o + n) for o, n in zip(origin[:2], window.shape[:2], strict=True))
+        self.live = self.survey.trace_mask[rows, lines]
+        self.boxes = dict(_boxes(origin, window.shape, self.survey.chunks))
+        deep = sorted({box.target[2].start for box in self.boxes.values()})
+        self.depth = {start: number for number, start in enumerate(deep)}
+        self.holds_data = np.zeros((len(deep), *window.shape[:2]), bool)  # by chunks along the traces
+        self.done: list[Future[None]] = []
+        self.promised: list[tuple[Index, Future[np.ndarray]]] = []
+
+    def fill(self) -> None:
+        """Write all of the window.
+
+        Raises:
+            SurveyError: a chunk cannot be fetched or decoded.
+        """
+        wants = self._look_up()
+        asked: set[Index] = set()
+        try:
+            self._learn_heads(wants)
+            fetches, absent = self._plan(wants)
+            for want in absent:
+                asked.add(want.chunk)
+                self._fill_in(want)
+            for fetch in fetches:
+                asked.update(part.want.chunk for part in fetch.parts)
+                self._send(fetch)
+        except BaseException as error:
+            self._abandon([want.chunk for want in wants if want.chunk not in asked], error)
+            raise
+        finally:
+            for future in self.done:  # all of them: they write into the window
+                future.exception()
+        for future in self.done:
+            future.result()
+        for index, promise in self.promised:
+            self._place(index, promise.result(), 0)
+        dead = ~self.live
+        if self.window.shape[2] >= DEAD_SAMPLES:
+            dead |= ~self.holds_data.any(axis=0)
+        if dead.any():
+            self.window[dead] = no_data(self.reader.kind)
+
+    def _look_up(self) -> list[Want]:
+        """Place what is in memory, and say what must be fetched."""
+        wants = []
+        for index, box in self.boxes.items():
+            if self.cache is None:
+                wants.append(Want(index, range(box.inside[0].start, box.inside[0].stop)))
+                continue
+            found = self.cache.ask(index)
+            if found is None:
+                wants.append(Want(index, range(self.survey.chunks[0])))
+            elif isinstance(found, np.ndarray):
+                self._place(index, found, 0)
+            else:
+                self.promised.append((index, found))
+        self.transfers.meter.add(cache_hits=len(self.boxes) - len(wants), cache_misses=len(wants))
+        return wants
+
+    def _learn_heads(self, wants: Sequence[Want]) -> None:
+        asked: dict[str, tuple[Head, Want, Future[Bytes | None]]] = {}
+        for want in wants:
+            head = self.layout.head(want, whole=self.whole)
+            if head is not None and head.key not in asked:
+                start, stop = (head.size, None) if head.size < 0 else (0, head.size)
+                asked[head.key] = head, want, self._fetch(head.key, start, stop)
+        failed: SurveyError | None = None
+        for head, want, future in asked.values():
+            try:
+                self.layout.learn(head, future.result())
+            except Exception as error:  # noqa: BLE001 - becomes the sentence, once none is on its way any more
+                failed = self._sentence(want.chunk, error)
+        if failed is not None:
+            raise failed
+
+    def _plan(self, wants: Sequence[Want]) -> tuple[list[Fetch], list[Want]]:
+        try:
+            return self.layout.plan(wants, whole=self.whole)
+        except DamagedChunkError as error:
+            raise self._sentence(error.index, error) from error
+
+    @property
+    def whole(self) -> bool:
+        """Whether objects are fetched as a whole: those kept on disk are to serve any window."""
+        return self.transfers.disk is not None
+
+    def _fetch(self, key: str, start: int, stop: int | None) -> Future[Bytes | None]:
+        return self.transfers.fetch(self.survey.objects, key, start, stop, keep_as=self.survey.identity)
+
+    def _send(self, fetch: Fetch) -> None:
+        self.transfers.take(fetch.most)
+        done: Future[None] = Future()
+        self.done.append(done)
+
+        def arrived(coming: Future[Bytes | None]) -> None:
+            try:
+                self.transfers.decoders.submit(self._receive, fetch, coming, done)
+            except RuntimeError as error:  # closed meanwhile
+                self._fail(fetch, error, done)
+
+        self._fetch(fetch.key, fetch.start, fetch.stop if fetch.stop != WHOLE else None).add_done_callback(arrived)
+
+    def _receive(self, fetch: Fetch, coming: Future[Bytes | None], done: Future[None]) -> None:
+        """Decode what has come and put it into the window. Runs in a decoding thread."""
+        part = fetch.parts[0]
+        try:
+            data = coming.result()
+            for part in fetch.parts:
+                if data is None:
+                    self._fill_in(part.want)
+                else:
+                    self._decode(fetch, part, data)
+        except BaseException as error:  # noqa: BLE001 - the window's reader gets it as a sentence
+            self._fail(fetch, self._sentence(part.want.chunk, error), done)
+        else:
+            self.transfers.give(fetch.most)
+            done.set_result(None)
+
+    def _decode(self, fetch: Fetch, part: Part, data: Bytes) -> None:
+        began = time.perf_counter()
+        rows, room = part.want.rows, self.reader.room() if self.cache is None else np.empty(self.codec.bytes, np.uint8)
+        try:
+            values = self.codec.decode(_payload(fetch, part, data), rows, room)
+        except (ValueError, RuntimeError):
+            # Bytes may have been changed on their way; what is damaged in the store stays so.
+            again = self.survey.objects.get(fetch.key, fetch.start, fetch.stop if fetch.stop != WHOLE else None)
+            self.transfers.meter.add(requests=1, retries=1, bytes_fetched=len(again or b""))
+            values = self.codec.decode(_payload(fetch, part, again or b""), rows, room)
+        self._bring(part.want, values)
+        self.transfers.meter.add(decode_seconds=time.perf_counter() - began, bytes_decoded=values.nbytes)
+
+    def _fill_in(self, want: Want) -> None:
+        """An absent chunk is made of the fill value."""
+        self.reader.check_presence()
+        self.transfers.meter.add(absent_chunks=1)
+        fill = np.zeros((), self.codec.dtype) if self.survey.array.fill_value is None else self.survey.array.fill_value
+        self._bring(want, np.broadcast_to(np.asarray(fill, self.codec.dtype), (len(want.rows), *self.codec.shape[1:])))
+
+    def _bring(self, want: Want, values: np.ndarray) -> None:
+        """Put rows of a chunk into the window, and a whole chunk into the cache too."""
+        self._place(want.chunk, values, want.rows.start)
+        if self.cache is not None:
+            self.cache.bring(want.chunk, values)
+
+    def _place(self, index: Index, values: np.ndarray, first: int) -> None:
+        """Put `values`, the rows of a chunk from `first` on, into the window."""
+        box = self.boxes[index]
+        rows, lines, samples = box.inside
+        values = values[rows.start - first : rows.stop - first, lines, samples]
+        scale_into(self.window[box.target], values, self.reader.statistics, self.reader.kind)
+        found = holds_data(values)
+        self.holds_data[self.depth[box.target[2].start]][box.target[:2]] = True if found is None else found
+
+    def _sentence(self, index: Index, error: BaseException) -> SurveyError:
+        return chunk_error(self.survey, index, error)
+
+    def _fail(self, fetch: Fetch, error: BaseException, done: Future[None]) -> None:
+        self._abandon([part.want.chunk for part in fetch.parts], error)
+        self.transfers.give(fetch.most)
+        done.set_exception(error)
+
+    def _abandon(self, indices: Sequence[Index], error: BaseException) -> None:
+        """Tell other windows that these chunks do not come from here."""
+        if self.cache is not None:
+            for index in indices:
+                self.cache.fail(index, error)
+
+
+def chunk_region(survey: Survey, index: Index) -> Slices:
     """The part of the survey that chunk `index` covers."""
     i, x, t = (
         slice(number * chunk, min((number + 1) * chunk, size))
@@ -31,148 +324,31 @@ def chunk_region(survey: Survey, index: Index) -> Region:
     return i, x, t
 
 
-def read_chunk(survey: Survey, index: Index) -> np.ndarray:
-    """Amplitudes of one chunk as float32 (whatever they are stored as), cut at the edge of the survey.
-
-    A trace that is exactly zero all through the chunk has no data there (a dead or muted trace that SEG-Y
-    carries along) and becomes NaN, provided the chunk is deep enough for that to be no accident.
-
-    Raises:
-        SurveyError: it cannot be fetched or decoded.
-    """
-    try:
-        stored = survey.array[chunk_region(survey, index)]
-    except Exception as error:
-        raise SurveyError(
-            f"{survey.url}: chunk {index} cannot be read: {type(error).__name__}: {error}; "
-            "ingest the survey again if the chunk is damaged"
-        ) from error
-    with np.errstate(over="ignore"):  # beyond float32 becomes infinite, thus no data
-        values = np.array(stored, np.float32, order="C", copy=None)
-    if values.shape[2] >= DEAD_SAMPLES:
-        values[~values.any(axis=2)] = np.nan
-    return values
+def chunk_error(survey: Survey, index: Index, error: BaseException) -> SurveyError:
+    """The sentence for a chunk that cannot be had."""
+    if isinstance(error, SurveyError) and not isinstance(error, DamagedError):
+        return error
+    if isinstance(error, (ValueError, RuntimeError, DamagedError)):
+        return SurveyError(
+            f"{survey.url}: chunk {index} cannot be read: {error}; ingest the survey again if the chunk is damaged"
+        )
+    return SurveyError(f"chunk {index} of {explain(error, survey.url, survey.storage)}")
 
 
-def normalise(values: np.ndarray, live: np.ndarray, statistics: Statistics) -> np.ndarray:
-    """Clip and scale amplitudes; NaN where a trace is dead or a value is not finite.
-
-    Args:
-        values: [I, X, T] float32, as stored.
-        live: [I, X] bool.
-
-    Returns:
-        [I, X, T] float32 in standard deviations from the mean of the survey.
-    """
-    finite = np.isfinite(values)  # before clipping, which would turn infinity into an amplitude
-    out = np.clip(values, statistics.low, statistics.high)
-    out -= statistics.mean
-    out /= statistics.std
-    if not finite.all():
-        out[~finite] = np.nan
-    if not live.all():
-        out[~live] = np.nan
-    return out
+def _payload(fetch: Fetch, part: Part, data: Bytes) -> Payload:
+    if part.stop == WHOLE:
+        return Payload(data)
+    return Payload(memoryview(data)[part.start - fetch.start : part.stop - fetch.start], part.at, part.frame)
 
 
-class WindowReader:
-    """Reads any window of a survey. Threads may share one reader; processes each make their own.
-
-    Random windows smaller than a chunk meet the same chunks again and again, so decoded, scaled chunks
-    (4 bytes per voxel) are kept, the least recently used ones dropped beyond `cache_bytes`.
-
-    Attributes:
-        bytes_read: decoded bytes fetched from the store so far, 4 per voxel.
-        cache_hits: chunks that a window found in memory, or already on their way.
-        cache_misses: chunks that had to be fetched.
-    """
-
-    def __init__(
-        self, survey: Survey, statistics: Statistics, cache_bytes: int = 512 * 2**20, threads: int = 8
-    ) -> None:
-        self.survey = survey
-        self.statistics = statistics
-        self.cache_bytes = cache_bytes
-        self.bytes_read = 0
-        self.cache_hits = 0
-        self.cache_misses = 0
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="chunks")
-        self._lock = threading.Lock()  # guards everything below, and the counters
-        self._kept: OrderedDict[Index, np.ndarray] = OrderedDict()
-        self._kept_bytes = 0
-        self._coming: dict[Index, Future[np.ndarray]] = {}
-
-    def read(self, origin: Index, shape: Index) -> np.ndarray:
-        """Normalised amplitudes of a window, float32, C-contiguous, NaN where there is no data.
-
-        Args:
-            origin: first voxel (inline, crossline, sample), an index from 0.
-            shape: voxels along each axis.
-
-        Raises:
-            SurveyError: the window leaves the survey, or a chunk cannot be read or decoded.
-        """
-        self._check(origin, shape)
-        window = np.empty(shape, np.float32)
-        stop = [o + n for o, n in zip(origin, shape, strict=True)]
-        ranges = [range(o // c, (e - 1) // c + 1) for o, e, c in zip(origin, stop, self.survey.chunks, strict=True)]
-        indices: list[Index] = [(i, x, t) for i, x, t in itertools.product(*ranges)]
-        # All are asked for before the first is waited for, so that the missing ones arrive side by side.
-        pending = [self._ask(index) for index in indices]
-        for index, chunk in zip(indices, pending, strict=True):
-            values = chunk if isinstance(chunk, np.ndarray) else chunk.result()
-            inside, target = [], []
-            for o, e, number, size in zip(origin, stop, index, self.survey.chunks, strict=True):
-                first, last = max(o, number * size), min(e, (number + 1) * size)
-                inside.append(slice(first - number * size, last - number * size))
-                target.append(slice(first - o, last - o))
-            window[tuple(target)] = values[tuple(inside)]
-        return window
-
-    def close(self) -> None:
-        """Forget the chunks and end the threads."""
-        self._threads.shutdown(cancel_futures=True)
-        with self._lock:
-            self._kept.clear()
-            self._kept_bytes = 0
-
-    def _ask(self, index: Index) -> np.ndarray | Future[np.ndarray]:
-        with self._lock:
-            if index in self._kept:
-                self.cache_hits += 1
-                self._kept.move_to_end(index)
-                return self._kept[index]
-            if index in self._coming:
-                self.cache_hits += 1
-                return self._coming[index]
-            self.cache_misses += 1
-            future = self._coming[index] = self._threads.submit(self._fetch, index)
-            return future
-
-    def _fetch(self, index: Index) -> np.ndarray:
-        try:
-            values = read_chunk(self.survey, index)
-            rows, lines, _ = chunk_region(self.survey, index)
-            chunk = normalise(values, self.survey.trace_mask[rows, lines], self.statistics)
-        except BaseException:
-            with self._lock:  # the next window that needs it tries again
-                del self._coming[index]
-            raise
-        with self._lock:
-            del self._coming[index]
-            self.bytes_read += chunk.nbytes
-            if chunk.nbytes <= self.cache_bytes:
-                self._kept[index] = chunk
-                self._kept_bytes += chunk.nbytes
-            while self._kept_bytes > self.cache_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                self._kept_bytes -= dropped.nbytes
-        return chunk
-
-    def _check(self, origin: Index, shape: Index) -> None:
-        for axis, first, count, size in zip(self.survey.axes, origin, shape, self.survey.shape, strict=True):
-            if first < 0 or count < 1 or first + count > size:
-                raise SurveyError(
-                    f"{self.survey.url}: a window of {count} from {first} along {axis.name} leaves the survey, "
-                    f"which has {size} there"
-                )
+def _boxes(origin: Index, shape: Sequence[int], chunks: Index) -> Iterator[tuple[Index, _Box]]:
+    """Where a window meets the chunks, in storage order."""
+    stop = [o + n for o, n in zip(origin, shape, strict=True)]
+    ranges = [range(o // c, (e - 1) // c + 1) for o, e, c in zip(origin, stop, chunks, strict=True)]
+    for i, x, t in itertools.product(*ranges):
+        inside, target = [], []
+        for o, e, number, size in zip(origin, stop, (i, x, t), chunks, strict=True):
+            first, last = max(o, number * size), min(e, (number + 1) * size)
+            inside.append(slice(first - number * size, last - number * size))
+            target.append(slice(first - o, last - o))
+        yield (i, x, t), _Box((inside[0], inside[1], inside[2]), (target[0], target[1], target[2]))

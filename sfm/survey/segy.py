@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sfm.survey.store import SurveyError
+from sfm.survey.clients import SurveyError
 
 FILE_HEADER = 3600
 TRACE_HEADER = 240

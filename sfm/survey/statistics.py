@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from sfm.survey.clients import SurveyError
 from sfm.survey.mdio import Survey
-from sfm.survey.reader import chunk_region, read_chunk
-from sfm.survey.store import SurveyError
+from sfm.survey.reader import WindowReader, chunk_region
 
 _MOST_VOXELS = 2**24
 """Voxels that an estimate holds at most: 64 MiB of float32."""
@@ -107,11 +107,13 @@ def _gather(
     if not chunks:
         return np.empty(0, np.float32), 0.0
     share = _MOST_VOXELS // len(chunks)
+    reader = WindowReader(survey, keep=False)
 
     def voxels(number: int) -> tuple[np.ndarray, int, int]:
         index = chunks[number]
-        rows, lines, _ = chunk_region(survey, index)
-        values = read_chunk(survey, index)[survey.trace_mask[rows, lines]]
+        region = chunk_region(survey, index)
+        origin, shape = tuple(part.start for part in region), tuple(part.stop - part.start for part in region)
+        values = reader.read(origin, shape)[survey.trace_mask[region[:2]]]
         seen = values.size
         values = values[np.isfinite(values)]
         full = values.size

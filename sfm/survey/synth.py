@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sfm.survey import segy_write
+from sfm.survey.clients import SurveyError
 from sfm.survey.geology import Earth, Frame
-from sfm.survey.store import SurveyError
 
 _DELAY = 400  # ms: the shallowest part of a survey is seldom kept
 _SLAB = 16  # inlines at a time

@@ -2,7 +2,7 @@
 
 from segy.config import SegyHeaderOverrides
 
-import sfm.survey.store  # noqa: F401 - quietens aiohttp about the sessions that multidimio's workers leave open
+import sfm.survey.clients  # noqa: F401 - quietens aiohttp about the sessions that multidimio's workers leave open
 
 
 class Overrides(SegyHeaderOverrides):

@@ -13,7 +13,8 @@ from pathlib import Path
 import fsspec
 
 from sfm.spec import Storage
-from sfm.survey.store import explain, is_local, local_path, storage_options
+from sfm.survey.clients import is_local, local_path, storage_options
+from sfm.survey.store import explain
 
 
 class Output:

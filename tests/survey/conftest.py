@@ -31,8 +31,10 @@ def write_v1(
     attributes: dict | None = None,
     names: Sequence[str] = ("inline", "crossline", "time"),
     coordinates: bool = True,
+    **encoding: object,
 ) -> str:
-    """Write an MDIO v1 store of `values` with dead traces stored as NaN; returns its path."""
+    """Write an MDIO v1 store of `values` with dead traces stored as NaN; returns its path. `encoding` says how Zarr
+    stores amplitudes: compressors, filters, shards ..."""
     group = zarr.open_group(path, mode="w", zarr_format=zarr_format)
     base = {"surveyType": "3D", "gatherType": "stacked", "defaultVariableName": "amplitude"}
     group.attrs.update({"apiVersion": "1.1.3", "name": "PostStack3DTime", "attributes": {**base, **(attributes or {})}})
@@ -50,7 +52,7 @@ def write_v1(
         return array
 
     sized = tuple(min(c, n) for c, n in zip(chunks, values.shape, strict=True))
-    amplitude = add("amplitude", values, names, chunks=sized, fill_value=fill)
+    amplitude = add("amplitude", values, names, chunks=sized, fill_value=fill, **encoding)
     amplitude.attrs["statsV1"] = json.dumps({"count": 4, "sum": 8.0, "sumSquares": 20.0, "min": 0.0, "max": 3.0})
     if mask is not None:
         add("trace_mask", mask, names[:2])
@@ -60,7 +62,9 @@ def write_v1(
     return str(path)
 
 
-def write_v0(path: Path, values: np.ndarray, mask: np.ndarray, chunks: Sequence[int] = (4, 5, 6)) -> str:
+def write_v0(
+    path: Path, values: np.ndarray, mask: np.ndarray, chunks: Sequence[int] = (4, 5, 6), **encoding: object
+) -> str:
     """Write an MDIO v0 store of `values` with dead traces stored as 0; returns its path."""
     group = zarr.open_group(path, mode="w", zarr_format=2)
     names = ("inline", "crossline", "sample")
@@ -68,7 +72,7 @@ def write_v0(path: Path, values: np.ndarray, mask: np.ndarray, chunks: Sequence[
     group.attrs.update({"api_version": "0.9.3", "dimension": dimensions, "mean": 0.5, "std": 2.0})
     stored = np.where(mask[..., None], values, 0).astype(values.dtype)
     data = group.create_array(
-        "data/chunked_012", shape=values.shape, chunks=tuple(chunks), dtype=values.dtype, fill_value=0
+        "data/chunked_012", shape=values.shape, chunks=tuple(chunks), dtype=values.dtype, fill_value=0, **encoding
     )
     data[...] = stored
     live = group.create_array("metadata/live_mask", shape=mask.shape, dtype=bool, fill_value=False)

@@ -17,9 +17,9 @@ from matplotlib.image import imread
 
 from sfm.spec import SfmError
 from sfm.survey import cli
+from sfm.survey.clients import SurveyError
 from sfm.survey.mdio import open_survey
 from sfm.survey.preview import preview_png
-from sfm.survey.store import SurveyError
 from tests.survey.conftest import write_v0, write_v1
 
 MASK = np.ones((20, 24), bool)

@@ -14,12 +14,12 @@ import pytest
 
 from sfm.spec import Storage
 from sfm.survey import segy
+from sfm.survey.clients import SurveyError
 from sfm.survey.devstore import DevStore, DevStoreError
 from sfm.survey.ingest import HeaderBytes, ingest
 from sfm.survey.mdio import Survey, open_survey
 from sfm.survey.reader import WindowReader
 from sfm.survey.statistics import estimate
-from sfm.survey.store import SurveyError
 from sfm.survey.synth import Recipe, synthesise
 from tests.survey.conftest import real
 

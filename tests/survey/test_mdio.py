@@ -10,8 +10,8 @@ import pytest
 import zarr
 
 from sfm.spec import Storage
+from sfm.survey.clients import SurveyError, storage_options
 from sfm.survey.mdio import open_survey
-from sfm.survey.store import SurveyError, storage_options
 from tests.survey.conftest import write_v0, write_v1
 
 VALUES = np.random.default_rng(0).standard_normal((6, 7, 8)).astype("f4")
@@ -124,8 +124,8 @@ def test_damaged_metadata(tmp_path: Path) -> None:
 
 
 def test_unknown_scheme() -> None:
-    with pytest.raises(SurveyError, match=r"gs://b/k: only s3://bucket/key and local paths are served, not 'gs://'"):
-        open_survey("gs://b/k")
+    with pytest.raises(SurveyError, match=r"ftp://b/k: only local paths and s3://, gs://, az://, .* not 'ftp://'"):
+        open_survey("ftp://b/k")
     with pytest.raises(SurveyError, match=r"names no bucket"):
         open_survey("s3://")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sfm.survey import segy
-from sfm.survey.store import SurveyError
+from sfm.survey.clients import SurveyError
 from sfm.survey.synth import Recipe, synthesise
 from tests.survey.conftest import real
 

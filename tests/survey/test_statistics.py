@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sfm.survey import statistics
+from sfm.survey.clients import SurveyError
 from sfm.survey.mdio import open_survey
 from sfm.survey.statistics import Statistics, estimate
-from sfm.survey.store import SurveyError
 from tests.survey.conftest import write_v0, write_v1
 
 

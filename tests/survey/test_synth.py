@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sfm.survey import segy
-from sfm.survey.store import SurveyError
+from sfm.survey.clients import SurveyError
 from sfm.survey.synth import Recipe, synthesise
 
 SMALL = (48, 40, 128)

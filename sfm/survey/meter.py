@@ -1,0 +1,65 @@
+"""What reading costs: counters of one process, and the difference between two moments."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass
+class Reading:
+    """Sums since a reader began, or between two moments. Seconds are added up over threads."""
+
+    requests: int = 0
+    """Requests made of stores, repeated ones included."""
+    retries: int = 0
+    """Requests made again after a failure."""
+    bytes_fetched: int = 0
+    """Bytes that stores sent."""
+    bytes_decoded: int = 0
+    """Bytes of chunks after decoding."""
+    cache_hits: int = 0
+    """Chunks that were in memory, or on their way there."""
+    cache_misses: int = 0
+    """Chunks that had to be fetched or taken from the disk cache."""
+    disk_hits: int = 0
+    """Objects that lay in the disk cache."""
+    absent_chunks: int = 0
+    """Chunks that the store does not hold: by Zarr's rules they are made of the fill value."""
+    fetch_seconds: float = 0.0
+    """Seconds from a request to the end of its body."""
+    decode_seconds: float = 0.0
+    """Seconds of decoding, scaling and placing."""
+    queued: int = 0
+    """Requests that waited for their turn, when they were made."""
+
+    def minus(self, earlier: Reading) -> Reading:
+        """What came after `earlier`."""
+        return Reading(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(Reading)})
+
+    def plus(self, other: Reading) -> Reading:
+        """Both together."""
+        return Reading(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Reading)})
+
+    def to_json(self) -> dict[str, float]:
+        """The fields as plain numbers."""
+        return asdict(self)
+
+
+class Meter:
+    """A :class:`Reading` that threads add to."""
+
+    def __init__(self) -> None:
+        self._reading = Reading()
+        self._lock = threading.Lock()
+
+    def add(self, **amounts: float) -> None:
+        """Add to the named fields."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self._reading, name, getattr(self._reading, name) + amount)
+
+    def now(self) -> Reading:
+        """The sums so far."""
+        with self._lock:
+            return Reading(**asdict(self._reading))

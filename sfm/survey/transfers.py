@@ -1,0 +1,200 @@
+"""Requests on their way and chunks being decoded: the threads, limits and memory that the readers of a process share."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from sfm.survey.cache import DiskCache
+from sfm.survey.clients import SurveyError
+from sfm.survey.meter import Meter
+from sfm.survey.objects import Bytes, DamagedError, Objects
+from sfm.survey.pacing import Backoff, Concurrency
+
+
+class Transfers:
+    """Fetches with as many requests in flight as pay, again where one fails, and decodes in threads of its own.
+
+    Args:
+        memory: bytes that chunks on their way may take, encoded and decoded; one chunk is always let through.
+        decoders: threads that decode.
+        most: requests in flight at most.
+        disk: keeps what was fetched, as stored.
+    """
+
+    def __init__(
+        self,
+        memory: int = 256 * 2**20,
+        decoders: int = 2,
+        most: int = 128,
+        disk: DiskCache | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.meter = Meter()
+        self.disk = disk
+        self.memory = memory
+        self._backoff = backoff or Backoff()
+        self._pace = Concurrency(most=most)
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="fetch")
+        self.decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
+        self._lock = threading.Lock()  # guards the pace and what follows
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._running = 0
+        self._room = threading.Condition()
+        self._taken = 0
+        self._process = os.getpid()
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be in flight just now."""
+        return self._pace.limit
+
+    def check_process(self) -> None:
+        """Refuse to work in a child that was forked after this was made: its threads stayed behind.
+
+        Raises:
+            SurveyError: it was.
+        """
+        if os.getpid() != self._process:
+            raise SurveyError(
+                "this reader was made before the process was forked, and would wait for ever for threads that stayed "
+                "behind; make readers after the fork, or start processes by spawn or forkserver"
+            )
+
+    def take(self, size: int) -> None:
+        """Wait until `size` more bytes may be on their way."""
+        with self._room:
+            self._room.wait_for(lambda: self._taken == 0 or self._taken + size <= self.memory)
+            self._taken += size
+
+    def give(self, size: int) -> None:
+        """Give back what :meth:`take` took."""
+        with self._room:
+            self._taken -= size
+            self._room.notify_all()
+
+    def fetch(
+        self, objects: Objects, key: str, start: int = 0, stop: int | None = None, keep_as: str | None = None
+    ) -> Future[Bytes | None]:
+        """Bytes of an object, asked for again while that may help; None where there is none.
+
+        The future raises what the store threw last.
+
+        Args:
+            keep_as: the survey under whose name the disk cache keeps them, if there is one.
+        """
+        future: Future[Bytes | None] = Future()
+
+        def job() -> Bytes | None:
+            return self._recall(keep_as, objects, key, start, stop)
+
+        with self._lock:
+            if self._running < self._pace.limit:
+                self._running += 1
+                self._threads.submit(self._work, future, job)
+            else:
+                self._waiting.append((future, job))
+                self.meter.add(queued=1)
+        return future
+
+    def close(self) -> None:
+        """End the threads; what has not begun is cancelled."""
+        with self._lock:
+            waiting, self._waiting = list(self._waiting), deque()
+        for future, _ in waiting:
+            future.cancel()
+        self._threads.shutdown(cancel_futures=True)
+        self.decoders.shutdown(cancel_futures=True)
+
+    def _work(self, future: Future[Any], job: Callable[[], Any]) -> None:
+        while True:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+                    future.set_exception(error)
+            with self._lock:
+                if not self._waiting or self._running > self._pace.limit:
+                    self._running -= 1
+                    return
+                future, job = self._waiting.popleft()
+                if self._waiting and self._running < self._pace.limit:  # the limit was raised
+                    self._running += 1
+                    self._threads.submit(self._work, *self._waiting.popleft())
+
+    def _recall(self, survey: str | None, objects: Objects, key: str, start: int, stop: int | None) -> Bytes | None:
+        """From the disk, if it lies there."""
+        if self.disk is None or survey is None:
+            return self._persist(objects, key, start, stop)
+        name = f"{key} {start} {stop}"
+        kept = self.disk.get(survey, name)
+        if kept is not None:
+            self.meter.add(disk_hits=1)
+            return kept
+        data = self._persist(objects, key, start, stop)
+        if data is not None:
+            self.disk.put(survey, name, data)
+        return data
+
+    def _persist(self, objects: Objects, key: str, start: int, stop: int | None) -> Bytes | None:
+        began = time.monotonic()
+        attempt = 1
+        while True:
+            at = time.monotonic()
+            try:
+                data = objects.get(key, start, stop)
+                if data is not None and stop is not None and start >= 0 and len(data) > stop - start:
+                    raise DamagedError(f"object {key}: asked for {stop - start} bytes, got {len(data)}")
+            except Exception as error:
+                self._note(at, 0, throttled=is_throttling(error))
+                pause = None if is_final(error) else self._pause(attempt, began)
+                if pause is None:
+                    raise
+                time.sleep(pause)
+                attempt += 1
+                self.meter.add(retries=1)
+                continue
+            self._note(at, len(data) if data is not None else 0)
+            return data
+
+    def _pause(self, attempt: int, began: float) -> float | None:
+        return self._backoff.pause(attempt, time.monotonic() - began, random.random())
+
+    def _note(self, began: float, size: int, *, throttled: bool = False) -> None:
+        now = time.monotonic()
+        self.meter.add(requests=1, bytes_fetched=size, fetch_seconds=now - began)
+        with self._lock:
+            full = bool(self._waiting)
+            self._pace.done(now, size, full=full, throttled=throttled)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether the same request would fail again: what is refused stays refused."""
+    from obstore import exceptions as rust
+
+    refused = (PermissionError, rust.PermissionDeniedError, rust.UnauthenticatedError, rust.NotSupportedError)
+    if isinstance(error, (*refused, rust.InvalidPathError, IsADirectoryError, NotADirectoryError)):
+        return True
+    if isinstance(error, SurveyError):
+        return not isinstance(error, DamagedError)
+    return status(error) in (400, 401, 403, 405, 416)
+
+
+def is_throttling(error: BaseException) -> bool:
+    """Whether the store asks for fewer requests."""
+    return status(error) in (429, 503)
+
+
+def status(error: BaseException) -> int | None:
+    """The HTTP status that an error of obstore or s3fs tells of."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    if isinstance(response, dict):
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+    _, found, rest = str(error).partition("status code: ")
+    return int(rest[:3]) if found and rest[:3].isdigit() else None
