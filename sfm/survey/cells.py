@@ -125,8 +125,9 @@ class Live:
             for start in range(0, lines.strata, step):
                 strata = np.arange(start, min(start + step, lines.strata))
                 here = lines.span(start, int(strata[-1]) + 1)
-                if self.all(span, here):
-                    yield np.full(len(strata), self.traces)
+                under = self._under(span, here)
+                if under.all() or not under.any():
+                    yield np.full(len(strata), self.traces if under[0, 0] else 0)
                     continue
                 offset = here.start - lines.first
                 low = lines.positions * strata // lines.strata - offset

@@ -21,9 +21,9 @@ import numpy as np
 
 from sfm.spec import Window
 from sfm.survey.cells import Cells, Live, Strata, Tiles
+from sfm.survey.clients import SurveyError
 from sfm.survey.shuffle import permuted, random_bits
 from sfm.survey.split import AXES, Index, Lines, Split, split
-from sfm.survey.store import SurveyError
 
 _RULE = 1  # of the order; a new number where code changes which window a number is
 _EPOCH, _ROUND, _ORIGIN = 2, 3, 4  # streams of the generator

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from sfm.spec import Window
-from sfm.survey.store import SurveyError
+from sfm.survey.clients import SurveyError
 
 Index = tuple[int, int, int]
 

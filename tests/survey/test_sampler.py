@@ -19,9 +19,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sfm.feed.order import RankOrder
 from sfm.spec import Window
 from sfm.survey.cells import Live
+from sfm.survey.clients import SurveyError
 from sfm.survey.sampler import Area, Cursor, Sampler, apportion
 from sfm.survey.split import cover, tiles
-from sfm.survey.store import SurveyError
 
 AREAS = [Area((76, 181, 268), 3.0, "a.mdio"), Area((200, 40, 100), 1.0, "b.mdio")]
 
@@ -131,6 +131,15 @@ def test_rounds_go_on_through_the_epochs() -> None:
             assert len(rounds[survey, turn]) == len(cells[survey])
             assert set(rounds[survey, turn]) == set(cells[survey])
     assert rounds[0, 0] != rounds[0, 1]
+
+
+def test_each_epoch_and_each_round_has_an_order_of_its_own() -> None:
+    plan = sampler(AREAS[0])
+    total = plan.windows_per_epoch
+    visits = [[plan.visit(epoch, n) for n in range(total)] for epoch in range(3)]
+    slots = {tuple(v.drawn - epoch * total for v in each) for epoch, each in enumerate(visits)}
+    cells = {tuple(v.cell for v in sorted(each, key=lambda v: v.drawn)) for each in visits}
+    assert (len(slots), len(cells)) == (3, 3)
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray | float) -> float:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfm.spec import Window
+from sfm.survey.clients import SurveyError
 from sfm.survey.split import Lines, Split, cover, split, tiles
-from sfm.survey.store import SurveyError
 
 
 def lines(parts: tuple[Lines, ...]) -> np.ndarray:
