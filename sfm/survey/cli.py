@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 if TYPE_CHECKING:
-    from sfm.spec import SfmError, Storage
+    from sfm.spec import Storage
+    from sfm.survey.mdio import Survey
+    from sfm.survey.statistics import Distribution, Statistics
 
 # The rooms behind a command are imported when it runs: `sfm --help` must not wait for zarr.
 
@@ -30,6 +34,9 @@ class Sizes(click.ParamType):
         if min(first, second, third) < 1:
             self.fail(f"'{value}' is not three positive whole numbers like 128,128,128", param, ctx)
         return first, second, third
+
+
+CLIP = click.FloatRange(0, 100, min_open=True)
 
 
 def _storage_options(command: Any) -> Any:
@@ -111,29 +118,68 @@ def survey() -> None:
 
 @survey.command()
 @click.argument("url")
-@click.option("--clip", default=99.5, show_default=True, help="Central percentile kept by clipping (percent).")
+@click.option(
+    "--clip", default=99.5, show_default=True, type=CLIP, help="Central percentile kept by clipping (percent)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_storage_options
 def info(url: str, clip: float, as_json: bool, endpoint_url: str | None, region: str | None, anonymous: bool) -> None:
     """Describe the survey at URL: dimensions, chunks, live traces, statistics."""
+    from sfm.survey.describe import facts, sentences
+    from sfm.survey.mdio import open_survey
+
+    opened = open_survey(url, _storage(endpoint_url, region, anonymous))
+    found = facts(opened, *_examined(opened, clip), clip)
+    _print(found, sentences(found), as_json)
+
+
+@survey.command()
+@click.argument("url")
+@click.option(
+    "--clip", default=99.5, show_default=True, type=CLIP, help="Central percentile kept by clipping (percent)."
+)
+@click.option(
+    "--chunks", default=64, show_default=True, type=click.IntRange(1), help="Chunks to read, drawn at random."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_storage_options
+def stats(
+    url: str, clip: float, chunks: int, as_json: bool, endpoint_url: str | None, region: str | None, anonymous: bool
+) -> None:
+    """Estimate the amplitude statistics of the survey at URL, and compare them with those that it states itself."""
+    from sfm.survey.describe import statistical_facts, statistical_sentences
+    from sfm.survey.mdio import open_survey
+
+    opened = open_survey(url, _storage(endpoint_url, region, anonymous))
+    found = statistical_facts(opened, *_examined(opened, clip, chunks), clip)
+    _print(found, statistical_sentences(found), as_json)
+
+
+def _examined(opened: Survey, clip: float, chunks: int = 64) -> tuple[Statistics, Distribution]:
+    """Statistics, with a progress bar on stderr."""
+    from sfm.survey.statistics import examine
+
+    with _progress("estimating statistics", "chunks") as step:
+        return examine(opened, clip, max_chunks=chunks, progress=step)
+
+
+@contextlib.contextmanager
+def _progress(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, if that is a terminal; call with (done, in all)."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from sfm.survey.describe import facts, sentences
-    from sfm.survey.mdio import open_survey
-    from sfm.survey.statistics import estimate
-
-    opened = open_survey(url, _storage(endpoint_url, region, anonymous))
     console = Console(stderr=True)
-    columns = TextColumn("estimating statistics"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks")
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        statistics = estimate(opened, clip, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    found = facts(opened, statistics, clip)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print(found: dict[str, Any], rows: Sequence[tuple[str, str]], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    rows = sentences(found)
     width = max(len(label) for label, _ in rows)
     for label, words in rows:
         click.echo(f"{label:{width}}  {words}")
@@ -206,6 +252,7 @@ def synth(output: str, **recipe: Any) -> None:
 @click.option("--bucket", default=None, help="Make this bucket if it is not there.")
 def devstore(directory: str, port: int | None, bucket: str | None) -> None:
     """Serve DIRECTORY as an S3 object store on this machine until interrupted; its folders are the buckets."""
+    from sfm.spec import SfmError
     from sfm.survey.devstore import DevStore
 
     try:

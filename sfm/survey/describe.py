@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from sfm.survey.mdio import Axis, Survey
-from sfm.survey.statistics import Statistics
+from sfm.survey.statistics import Distribution, Statistics, disagreements
 
 
-def facts(survey: Survey, statistics: Statistics, clip: float) -> dict[str, Any]:
+def facts(survey: Survey, statistics: Statistics, distribution: Distribution, clip: float) -> dict[str, Any]:
     """Everything `sfm survey info` knows, as plain data."""
     return {
         "url": survey.url,
@@ -25,14 +25,26 @@ def facts(survey: Survey, statistics: Statistics, clip: float) -> dict[str, Any]
         "codecs": codecs(survey),
         "traces": int(survey.trace_mask.size),
         "live_traces": int(survey.trace_mask.sum()),
+        **statistical_facts(survey, statistics, distribution, clip),
+    }
+
+
+def statistical_facts(
+    survey: Survey, statistics: Statistics, distribution: Distribution, clip: float
+) -> dict[str, Any]:
+    """What `sfm survey stats` knows, as plain data."""
+    return {
+        "url": survey.url,
         "estimated_statistics": {"clip_percent": clip, **statistics.to_json()},
+        "distribution": distribution.to_json(),
         "stored_statistics": survey.stored_statistics,
+        "disagreements": disagreements(distribution, survey.stored_statistics),
     }
 
 
 def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The same facts as (label, words), for a terminal."""
-    estimated, stored = found["estimated_statistics"], found["stored_statistics"]
+    stored = found["stored_statistics"]
     share = found["live_traces"] / found["traces"]
     rows = [("survey", found["url"]), ("format", found["format"])]
     for axis in found["axes"]:
@@ -46,6 +58,18 @@ def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
             f"{found['chunk_count']:,} of {' x '.join(map(str, found['chunks']))}, {', '.join(found['codecs'])}",
         ),
         ("live traces", f"{found['live_traces']:,} of {found['traces']:,} ({share:.1%})"),
+        *_estimated(found),
+    ]
+    if stored:
+        rows.append(("stored", ", ".join(f"{k} {v:,.6g}" for k, v in stored.items() if v is not None)))
+    if found["disagreements"]:
+        rows.append(("but", "; ".join(found["disagreements"])))
+    return rows
+
+
+def _estimated(found: dict[str, Any]) -> list[tuple[str, str]]:
+    estimated = found["estimated_statistics"]
+    return [
         (
             "with data",
             f"{estimated['live_share']:.1%} of the voxels: the rest are missing, not finite, or traces of zeros",
@@ -56,9 +80,35 @@ def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
             f"clipped to that: mean {estimated['mean']:.5g}, standard deviation {estimated['std']:.5g}",
         ),
     ]
-    if stored:
-        rows.append(("stored", ", ".join(f"{k} {v:,.6g}" for k, v in stored.items() if v is not None)))
-    return rows
+
+
+def statistical_sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What `sfm survey stats` knows, as (label, words), for a terminal."""
+    seen, stored = found["distribution"], found["stored_statistics"] or {}
+    rows = [
+        ("survey", found["url"]),
+        (
+            "read",
+            f"{seen['chunks']:,} of {seen['chunks_in_all']:,} chunks with live traces: {seen['voxels']:,} voxels with "
+            f"data, {seen['zeros']:.1%} of them 0; {seen['live_traces']:.1%} of the traces are live",
+        ),
+        *_estimated(found),
+        ("percentiles", ", ".join(f"{percent} %: {value:.5g}" for percent, value in seen["percentiles"].items())),
+        ("", f"{'measured':>14} {'stored':>14}   nothing clipped; mean and std without zeros"),
+    ]
+    measured = {"count": None, "min": seen["minimum"], "max": seen["maximum"], "mean": seen["mean"], "std": seen["std"]}
+    for name in (*measured, *(name for name in stored if name not in measured)):
+        if name in stored or measured.get(name) is not None:
+            rows.append((name, f"{_number(measured.get(name)):>14} {_number(stored.get(name)):>14}"))
+    if not stored:
+        rows.append(("stored", "the store states no statistics"))
+    elif not found["disagreements"]:
+        rows.append(("stored", "nothing read here contradicts the stored statistics"))
+    return rows + [("but", said) for said in found["disagreements"]]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.6g}"
 
 
 def codecs(survey: Survey) -> list[str]:

@@ -47,6 +47,9 @@ def test_info(url: str) -> None:
     assert "live traces  456 of 480 (95.0%)" in out
     assert "estimated    central 99.5 % within -" in out
     assert "stored       count 4, mean 2, std 1, min 0, max 3" in out
+    assert "but          stored m" in out
+    assert "stored min 0 is wrong: more than 0.25 % of the amplitudes lie below it, lowest -" in out
+    assert "; stored count 4 covers 0.00029 of the 13,680 voxels on live traces" in out
 
 
 def test_info_as_json(url: str, tmp_path: Path) -> None:
@@ -60,6 +63,34 @@ def test_info_as_json(url: str, tmp_path: Path) -> None:
     found = json.loads(run(cli.survey, "info", old, "--json"))
     assert found["format"] == "MDIO v0, Zarr v2"
     assert found["stored_statistics"] == {"mean": 0.5, "std": 2.0}
+
+
+def test_stats(url: str) -> None:
+    out = run(cli.survey, "stats", url, "--chunks", "50")
+    assert "read         50 of 120 chunks with live traces: 5,736 voxels with data" in out
+    assert "95.0% of the traces are live" in out
+    assert "percentiles  0.1 %: -" in out
+    lines = out.splitlines()
+    assert [line.split()[2] for line in lines if line.startswith(("min ", "max ", "std "))] == ["0", "3", "1"]
+    assert sum(line.startswith("but  ") for line in lines) >= 3  # min, mean and count
+    found = json.loads(run(cli.survey, "stats", url, "--json", "--clip", "90"))
+    assert found["estimated_statistics"]["clip_percent"] == 90
+    assert found["estimated_statistics"]["high"] == pytest.approx(1.645, abs=0.1)
+    assert found["distribution"]["percentiles"]["50"] == pytest.approx(0, abs=0.05)
+    assert len(found["disagreements"]) == 4
+
+
+def test_stats_without_anything_to_object_to(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((5, 6, 7)).astype("f4") * 2 + 0.5
+    old = write_v0(tmp_path / "old.mdio", values, np.ones((5, 6), bool))
+    assert "stored       nothing read here contradicts the stored statistics" in run(cli.survey, "stats", old)
+    assert "\nbut " not in run(cli.survey, "info", old)
+
+
+def test_clip_is_a_percentage(url: str) -> None:
+    result = CliRunner().invoke(cli.survey, ["stats", url, "--clip", "101"])
+    assert result.exit_code == 2
+    assert "101.0 is not in the range 0<x<=100" in result.output
 
 
 @pytest.mark.parametrize("colours", ["grey", "seismic"])
@@ -118,3 +149,9 @@ def test_devstore_serves_until_interrupted(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert out.stdout.strip() == "['lab']", out.stderr
+
+
+def test_devstore_says_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SfmError, match=r"file/sub: cannot be made: Not a directory; choose a folder"):
+        run(cli.devstore, str(tmp_path / "file" / "sub"))
