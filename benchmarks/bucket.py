@@ -349,7 +349,8 @@ class _Server:
                 await request.writer.write(piece)
                 self._bytes[path] += len(piece)
             return
-        self._bytes[path] += await asyncio.get_running_loop().sendfile(request.transport, file, start, stop - start)
+        sent = await asyncio.get_running_loop().sendfile(request.transport, file, start, stop - start)
+        self._bytes[path] += sent  # not in one statement with the wait: others add meanwhile
 
     async def _tag(self, place: Path, state: os.stat_result) -> str:
         """MD5 of a file, as S3 states it for objects written in one piece; summed once."""
@@ -417,7 +418,7 @@ async def _serve(server: _Server, certificates: str | None) -> None:
     if certificates is not None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(f"{certificates}/server.pem")
-    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

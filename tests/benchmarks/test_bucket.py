@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import obstore
@@ -127,6 +128,20 @@ def test_what_it_counts(bucket):
     assert bucket.stats("survey/a.mdio/amplitude")["bytes"] == len(BODY) + 10
     bucket.reset()
     assert bucket.stats()["requests"] == 0
+
+
+def test_what_it_counts_of_one_object_asked_for_by_many_at_once(bucket, root):
+    size = 2**23
+    with open(root / "survey/large", "wb") as file:
+        file.truncate(size)
+    store = rust(bucket)
+    with ThreadPoolExecutor(8) as threads:
+        assert {len(data) for data in threads.map(lambda _: obstore.get(store, "large").bytes(), range(16))} == {size}
+    deadline = time.monotonic() + 10
+    while bucket.stats()["bytes"] < 16 * size and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (root / "survey/large").unlink()
+    assert bucket.stats()["bytes"] == 16 * size
 
 
 def outcome(bucket):
