@@ -90,6 +90,9 @@ class Window(_Model):
     false."""
     clip: float = Field(99.5, gt=50, le=100)
     """Amplitudes beyond this two-sided percentile of the survey are clipped (percent); default 99.5."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Number format of scaled amplitudes on their way from the reader to the device, where they become float32 again;
+    the shorter ones halve that traffic; default float32."""
 
 
 class Transformer(_Model):
@@ -325,7 +328,19 @@ class Resources(_Model):
     reader_cpus: float = Field(0.25, ge=0)
     """Logical CPUs reserved for each worker's reader actor (feed: ray); default 0.25."""
     cache_mib: int = Field(512, ge=0)
-    """Decoded chunks a reader keeps in memory (MiB); default 512."""
+    """Decoded chunks a reader keeps in memory (MiB), for surveys of which at least half fits; default 512."""
+    transfer_mib: Positive = 256
+    """Memory for chunks on their way in each reader (MiB); default 256."""
+    ahead_mib: Positive = 256
+    """Windows read ahead of each worker (MiB), at least two micro-batches; default 256."""
+    decoders: Positive = 2
+    """Threads of each reader that decode chunks; default 2."""
+    requests: Positive = 128
+    """Requests that each reader has in flight at most (it finds out how many pay); default 128."""
+    disk_cache: str | None = None
+    """Folder on every node that keeps chunks as stored, for surveys read more than once; default none."""
+    disk_cache_gib: float = Field(100, gt=0)
+    """Size of `disk_cache` (GiB), beyond which the least recently used go; default 100."""
 
     @model_validator(mode="after")
     def _a_model_of_gpu_needs_gpus(self) -> Resources:

@@ -1,6 +1,6 @@
 """Which samples a data-parallel rank computes, as a pure function of the step.
 
-The samples of step s are s * B ... (s + 1) * B - 1, whatever the number of workers. A rank's share is
+The samples of a step are `batch` consecutive numbers, whatever the number of workers. A rank's share is
 contiguous, so the position in its own sequence determines the sample.
 """
 
@@ -21,10 +21,12 @@ class RankOrder:
     """Data-parallel degree."""
     rank: int
     """Data-parallel rank."""
+    first: int = 0
+    """Number of the first sample: those before were consumed by earlier steps, which may have had another batch."""
 
     @classmethod
-    def of(cls, spec: JobSpec, data_rank: int) -> RankOrder:
-        return cls(spec.batch.size, spec.parallel.data, data_rank)
+    def of(cls, spec: JobSpec, data_rank: int, first: int = 0) -> RankOrder:
+        return cls(spec.batch.size, spec.parallel.data, data_rank, first)
 
     @property
     def per_step(self) -> int:
@@ -34,4 +36,4 @@ class RankOrder:
     def sample(self, position: int) -> int:
         """Global number of the sample at `position` of this rank's sequence."""
         step, within = divmod(position, self.per_step)
-        return step * self.batch + self.rank * self.per_step + within
+        return self.first + step * self.batch + self.rank * self.per_step + within

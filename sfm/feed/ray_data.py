@@ -1,24 +1,26 @@
 """Feed by Ray Data: a reader actor fills the object store ahead of its rank.
 
 Each rank owns an ordered pipeline over its own sequence: positions -> samples -> windows. Ray Data sees
-numbers only, so what it does never changes which window comes when.
+numbers of blocks only, so what it does never changes which window comes when. The actor reads ahead by itself, as the
+direct feed does, and lives on the node of its rank as long as there is room.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
+import ray
 import ray.data
-from ray.data import ActorPoolStrategy
+from ray.data import ActorPoolStrategy, ExecutionResources
 
+from sfm.feed.direct import direct_feed, window_bytes
 from sfm.feed.order import RankOrder
 from sfm.feed.source import Columns, SampleSource
 from sfm.spec import JobSpec
 
-BLOCK_BYTES = 32 * 2**20  # Ray Data's cost is per block; smaller blocks starve it, larger ones come late
+BLOCK_BYTES = 64 * 2**20  # Ray Data's cost is per block; smaller blocks starve it, larger ones come late
 
 
 class _Reader:
@@ -30,35 +32,49 @@ class _Reader:
         statistics: Sequence[dict[str, Any]],
         rows: range,
         order: RankOrder,
-        blocks: list[range],
+        positions: range,
     ) -> None:
         self.source = SampleSource(JobSpec.model_validate(spec), statistics, rows)
-        self.order, self.blocks = order, blocks
+        self.order, self.positions = order, positions
+        self.following = -1
+        self.batches: Generator[Columns, None, None] | None = None
 
     def __call__(self, numbers: dict[str, np.ndarray]) -> Columns:
-        (block,) = numbers["item"]
-        return self.source.training([self.order.sample(position) for position in self.blocks[block]])
+        (block,) = (int(number) for number in numbers["item"])
+        if self.batches is None or block != self.following:  # the first, or those of a reader that died
+            start, stop, size = self.positions[block], self.positions.stop, self.positions.step
+            # One block beside the one in hand: more wait in the object store, which has a budget of its own.
+            self.batches = direct_feed(self.source, self.order, start, stop, size, ahead=1)
+        self.following = block + 1
+        return next(self.batches)
 
 
 def ray_feed(
     spec: JobSpec, statistics: Sequence[dict[str, Any]], rows: range, order: RankOrder, start: int, stop: int
 ) -> Generator[Columns, None, None]:
     """Micro-batches at positions `start` ... `stop` - 1 of a rank's sequence, in order. Runs inside the rank's worker."""
-    window = 4 * math.prod(spec.window.shape) * len(rows) // spec.grid[0]  # bytes
-    per_block = max(1, BLOCK_BYTES // window)
-    blocks = [range(first, min(first + per_block, stop)) for first in range(start, stop, per_block)]
-    if not blocks:
+    micro = spec.micro_batch
+    window = window_bytes(spec, rows)
+    ahead = spec.resources.ahead_mib * 2**20
+    # Whole micro-batches, so that none is put together from two blocks; a few blocks within what may lie ahead.
+    size = micro * max(1, min(BLOCK_BYTES, ahead // 4) // (micro * window))
+    positions = range(start, stop, size)
+    if not positions:
         return
     # Numbers made here need no task to read them: a task would wait for a CPU that the job never asked for.
-    numbers = ray.data.from_items(list(range(len(blocks))), override_num_blocks=min(200, len(blocks)))
+    numbers = ray.data.from_items(list(range(len(positions))), override_num_blocks=min(200, len(positions)))
     dataset = numbers.map_batches(
         _Reader,
-        fn_constructor_args=(spec.model_dump(mode="json"), list(statistics), rows, order, blocks),
+        fn_constructor_args=(spec.model_dump(mode="json"), list(statistics), rows, order, positions),
         batch_size=1,
         compute=ActorPoolStrategy(size=1),
         num_cpus=spec.resources.reader_cpus,
+        label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
+        fallback_strategy=[{"label_selector": {}}],  # on another node rather than not at all
     )
-    dataset.context.execution_options.preserve_order = True
-    dataset.context.target_max_block_size = BLOCK_BYTES
+    options = dataset.context.execution_options
+    options.preserve_order = True
+    options.resource_limits = ExecutionResources.for_limits(object_store_memory=max(ahead, 3 * size * window))
+    dataset.context.target_max_block_size = max(BLOCK_BYTES, size * window)
     dataset.context.enable_progress_bars = False
-    yield from dataset.iter_batches(batch_size=spec.micro_batch, batch_format="numpy", prefetch_batches=2)
+    yield from dataset.iter_batches(batch_size=micro, batch_format="numpy", prefetch_batches=2)

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass
 class Reading:
     """Sums since a reader began, or between two moments. Seconds are added up over threads."""
 
-    requests: int = 0
+    requests: float = 0
     """Requests made of stores, repeated ones included."""
-    retries: int = 0
+    retries: float = 0
     """Requests made again after a failure."""
-    bytes_fetched: int = 0
+    bytes_fetched: float = 0
     """Bytes that stores sent."""
-    bytes_decoded: int = 0
+    bytes_decoded: float = 0
     """Bytes of chunks after decoding."""
-    cache_hits: int = 0
+    cache_hits: float = 0
     """Chunks that were in memory, or on their way there."""
-    cache_misses: int = 0
+    cache_misses: float = 0
     """Chunks that had to be fetched or taken from the disk cache."""
-    disk_hits: int = 0
+    disk_hits: float = 0
     """Objects that lay in the disk cache."""
-    absent_chunks: int = 0
+    absent_chunks: float = 0
     """Chunks that the store does not hold: by Zarr's rules they are made of the fill value."""
     fetch_seconds: float = 0.0
     """Seconds from a request to the end of its body."""
     decode_seconds: float = 0.0
     """Seconds of decoding, scaling and placing."""
-    queued: int = 0
+    queued: float = 0
     """Requests that waited for their turn, when they were made."""
 
     def minus(self, earlier: Reading) -> Reading:
@@ -44,6 +45,15 @@ class Reading:
     def to_json(self) -> dict[str, float]:
         """The fields as plain numbers."""
         return asdict(self)
+
+    def to_row(self) -> list[float]:
+        """The fields in their order, to travel in a column of numbers."""
+        return [float(value) for value in asdict(self).values()]
+
+    @classmethod
+    def of_rows(cls, rows: Any) -> Reading:
+        """The sum of [n, fields] rows of :meth:`to_row`."""
+        return cls(*(float(value) for value in rows.sum(axis=0)))
 
 
 class Meter:

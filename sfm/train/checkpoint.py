@@ -3,7 +3,7 @@
     checkpoints/step-00000500/weights.safetensors      fp32, one tensor per parameter
                               exp_avg.safetensors      AdamW's moments, likewise
                               exp_avg_sq.safetensors
-                              state.json               steps taken, samples consumed, the spec
+                              state.json               steps taken, the sampler's cursor behind the last consumed, the spec
                               MANIFEST.json            SHA-256 and size of the others
 
 They name parameters, not ranks: any engine at any number of workers reads what any other wrote. A folder
@@ -14,20 +14,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 
 from sfm.parallel.engines import MOMENTS, Resume, State
 from sfm.spec import JobSpec
+from sfm.survey.sampler import Cursor
 from sfm.train.output import Output
 from sfm.train.start import FOLDER, MANIFEST, CheckpointError, Found, committed
 
 
-def save(output: Output, state: State, steps: int, spec: JobSpec) -> None:
+class Loaded(NamedTuple):
+    """What a checkpoint holds."""
+
+    resume: Resume
+    cursor: Cursor
+    """The sample that follows those consumed."""
+
+
+def save(output: Output, state: State, steps: int, cursor: Cursor, spec: JobSpec) -> None:
     """Write and commit a checkpoint after `steps` steps; then remove all but the newest `checkpoint.keep`. On rank 0."""
     folder = f"{FOLDER}/step-{steps:08d}"
-    about = {"steps": steps, "samples": steps * spec.batch.size, "spec": json.loads(spec.model_dump_json())}
+    about = {"steps": steps, "cursor": cursor.to_json(), "spec": json.loads(spec.model_dump_json())}
     files = {f"{part}.safetensors": safetensors.torch.save(tensors) for part, tensors in state.items()}
     files["state.json"] = json.dumps(about).encode()
     manifest = {}
@@ -39,7 +48,7 @@ def save(output: Output, state: State, steps: int, spec: JobSpec) -> None:
         output.remove(old.name)
 
 
-def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
+def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Loaded:
     """Read and verify a checkpoint.
 
     Args:
@@ -69,4 +78,5 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
             raise CheckpointError(
                 f"{where}: {part} of {different[0]} does not fit the model; was it written with other sizes?"
             )
-    return Resume(state, json.loads(contents["state.json"])["steps"])
+    about = json.loads(contents["state.json"])
+    return Loaded(Resume(state, about["steps"]), Cursor.from_json(about["cursor"]))

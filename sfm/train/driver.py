@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from typing import Any
 
@@ -10,12 +12,14 @@ import ray
 import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from sfm import plan
 from sfm.spec import JobSpec, SfmError, dump_spec, visible_tokens
 from sfm.survey.mdio import Survey
 from sfm.survey.preflight import open_all
-from sfm.survey.statistics import estimate
+from sfm.survey.statistics import Statistics, estimate
 from sfm.train.output import Output
 from sfm.train.start import check_cluster
 from sfm.train.worker import train
@@ -35,7 +39,7 @@ def run(spec: JobSpec) -> None:
     check_cluster(spec, ray.cluster_resources())
     output.write("spec.yaml", dump_spec(spec).encode())
     surveys = open_all(spec)
-    statistics = [estimate(survey, spec.window.clip, spec.seed).to_json() for survey in surveys]
+    statistics = [statistics_of(survey, spec, output).to_json() for survey in surveys]
     print(dump_spec(spec), flush=True)
     for survey, stats in zip(surveys, statistics, strict=True):
         print(describe(survey, stats), flush=True)
@@ -65,6 +69,27 @@ def run(spec: JobSpec) -> None:
         trainer.fit()
     except ray.train.TrainingFailedError as error:
         raise _sentence(error) from error
+
+
+def statistics_of(survey: Survey, spec: JobSpec, output: Output) -> Statistics:
+    """Statistics of a survey: those kept with the job, so that a job that goes on scales as it did, else estimated."""
+    key = hashlib.sha256(f"{survey.identity} {spec.window.clip} {spec.seed}".encode()).hexdigest()[:16]
+    name = f"statistics/{key}.json"
+    kept = output.read(name)
+    if kept is not None:
+        return Statistics.from_json(json.loads(kept)["statistics"])
+    console = Console(stderr=True)
+    columns = TextColumn(f"statistics of {survey.url}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        found = estimate(
+            survey,
+            spec.window.clip,
+            spec.seed,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    output.write(name, json.dumps({"survey": survey.url, "statistics": found.to_json()}, indent=1).encode())
+    return found
 
 
 def size_line(spec: JobSpec) -> str:

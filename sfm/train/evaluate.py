@@ -19,7 +19,7 @@ from sfm.plan.shares import shares
 from sfm.plan.tiles import HEAD_TILE
 from sfm.spec import JobSpec
 from sfm.survey.sampler import Sample
-from sfm.train.step import CPU, MicroBatch, total
+from sfm.train.step import CPU, MicroBatch, amplitudes, total
 
 FIRST_INDEX = 1 << 63  # numbers of held-out samples lie beyond those of training, so their masks are their own
 
@@ -100,7 +100,7 @@ def _errors(
     """(squared error of the model, that of the baseline, live masked voxels) of a window's slab, [3]; with `draw` also
     the section, if it is in this slab."""
     spec, rows = source.spec, source.rows
-    voxels = torch.from_numpy(source.voxels(sample))[None].to(device)  # [1, I, X, T]
+    voxels = amplitudes(source.voxels(sample))[None].to(device).float()  # [1, I, X, T]
     visible, masked = _mask(source, index, rows, device)
     line = _Line(source, voxels) if draw and spec.grid[0] // 2 in rows else None
     of_model = [
@@ -170,7 +170,7 @@ def _baseline_error(source: SampleSource, sample: Sample, index: int, voxels: Te
             visible, _ = _mask(source, index, range(row, row + 1), device)
             return gather_patches(voxels, visible, patch, rows.start), visible
         visible, _ = _mask(source, index, range(row, row + 1), CPU)
-        beside = torch.from_numpy(source.voxels(sample, range(row, row + 1)))[None]
+        beside = amplitudes(source.voxels(sample, range(row, row + 1)))[None].float()
         return gather_patches(beside, visible, patch, row).to(device), visible.to(device)
 
     near = range(max(row - 1, 0), min(row + 2, spec.grid[0]))

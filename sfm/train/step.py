@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,14 +21,20 @@ class MicroBatch(NamedTuple):
     """This rank's slab of a few windows."""
 
     voxels: Tensor
-    """[B, I, X, T] float32, NaN without data."""
+    """[B, I, X, T] of any float type (float32 on the device), NaN without data."""
     visible: Tensor
     """[B, V] int64 tokens, numbered over the whole window."""
     masked: Tensor
     """[B, M] int64."""
 
+    @classmethod
+    def of(cls, columns: Mapping[str, np.ndarray]) -> MicroBatch:
+        """What a feed gave, without a copy."""
+        return cls(amplitudes(columns["voxels"]), *(torch.from_numpy(columns[name]) for name in ("visible", "masked")))
+
     def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(*(tensor.to(device) for tensor in self))
+        voxels, visible, masked = (tensor.to(device) for tensor in self)
+        return MicroBatch(voxels.float(), visible, masked)
 
 
 class StepResult(NamedTuple):
@@ -37,6 +44,13 @@ class StepResult(NamedTuple):
     """Mean squared error over all masked live voxels of the global batch (normalised amplitudes squared)."""
     grad_norm: float
     """Global norm before clipping."""
+
+
+def amplitudes(voxels: np.ndarray) -> Tensor:
+    """Windows of any `window.dtype` as a tensor, without a copy; bfloat16 comes as its bits in uint16."""
+    if voxels.dtype == np.uint16:
+        return torch.from_numpy(voxels.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(voxels)
 
 
 def total(value: Tensor) -> Tensor:

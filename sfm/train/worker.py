@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import ray.train
 import ray.train.torch
 import torch
 
 from sfm import plan
-from sfm.feed.direct import direct_feed
+from sfm.feed.direct import batches_ahead, direct_feed
 from sfm.feed.order import RankOrder
 from sfm.feed.ray_data import ray_feed
 from sfm.feed.source import Columns, SampleSource
@@ -29,6 +30,7 @@ from sfm.parallel.mesh import Mesh, build_mesh
 from sfm.plan.shares import slab_rows
 from sfm.spec import JobSpec, SfmError
 from sfm.survey.mdio import Survey
+from sfm.survey.meter import Reading
 from sfm.train import checkpoint
 from sfm.train.evaluate import HeldOut, Section, evaluate
 from sfm.train.metrics import MetricLog, read_metrics
@@ -56,6 +58,8 @@ def train(config: dict[str, Any]) -> None:
     for chatty in ("", "ray.data", "DeepSpeed"):  # "" is the root, to which parts of Ray Train talk
         logging.getLogger(chatty).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed calls old names
+    # Arrays from the object store are read-only; nothing here writes to them.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     device = _device(spec)
     mesh = build_mesh(spec.parallel.context, spec.parallel.ulysses)
     output = Output(spec.output, spec.storage)
@@ -63,19 +67,23 @@ def train(config: dict[str, Any]) -> None:
     model = MaskedAutoencoder.from_spec(spec)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     found = find_start(output, spec)
-    resume = checkpoint.load(found, shapes) if found else None
-    first = resume.steps if resume else 0
+    loaded = checkpoint.load(found, shapes) if found else None
+    first = loaded.resume.steps if loaded else 0
     if mesh.rank == 0 and found:
         print(f"continuing after step {first} from {found.output.url}/{found.name}", flush=True)
     kernel = _prepare(model.to(device), spec, device)
     if mesh.rank == 0:
         mode = spec.parallel.context_mode if spec.parallel.context > 1 else "local"
         print(f"attention: mode {mode}, kernel {kernel}", flush=True)
-    engine = build_engine(model, spec, resume)
-    del resume
+    engine = build_engine(model, spec, loaded.resume if loaded else None)
+    cursor = loaded.cursor if loaded else None
+    del loaded  # the weights are in the engine
     attend = attends(mesh, spec)
     source = SampleSource(spec, config["statistics"], rows)
-    batches = _feed(spec, source, mesh, config["statistics"], first)
+    if cursor is not None and found and found.output.url != output.url and cursor.plan != source.sampler.plan:
+        cursor = None  # weights of a job over other windows
+    sample = source.sampler.resume(cursor) if cursor else 0
+    batches = _feed(spec, source, mesh, config["statistics"], spec.steps - first, sample)
     log = MetricLog(output) if mesh.rank == 0 else None
     told = 0.0
     rate = peak(device, torch.bfloat16 if spec.precision == "bf16" else torch.float32)
@@ -84,8 +92,11 @@ def train(config: dict[str, Any]) -> None:
 
     for step in range(first, spec.steps):
         began = time.perf_counter()
-        micro_batches = [_tensors(next(batches)) for _ in range(spec.accumulation)]
+        columns = [next(batches) for _ in range(spec.accumulation)]
         waited = time.perf_counter() - began
+        micro_batches = [MicroBatch.of(each) for each in columns]
+        reading = Reading.of_rows(np.concatenate([each["reading"] for each in columns]))
+        del columns
         lr = learning_rate(step, spec.steps, spec.optimiser)
         result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start, device)
         seconds = time.perf_counter() - began
@@ -104,6 +115,7 @@ def train(config: dict[str, Any]) -> None:
                 "mfu": shortest_step / seconds,
                 "data_wait_share": waited / seconds,
                 "step_seconds": seconds,
+                **{f"read_{name}": value for name, value in reading.to_json().items()},
             }
             log.add(record)
             if step + 1 == spec.steps or time.monotonic() - told > 5:
@@ -113,7 +125,8 @@ def train(config: dict[str, Any]) -> None:
             state = engine.state()
             if log is not None:
                 log.flush()
-                checkpoint.save(output, state, step + 1, spec)
+                consumed = sample + (step + 1 - first) * spec.batch.size
+                checkpoint.save(output, state, step + 1, source.sampler.cursor(consumed), spec)
             ray.train.report({"step": step + 1, "loss": result.loss})  # also holds the ranks until rank 0 has written
     batches.close()
     held_out, section = evaluate(engine.model, source, mesh, device) if spec.evaluates else (None, None)
@@ -146,19 +159,15 @@ def _prepare(model: MaskedAutoencoder, spec: JobSpec, device: torch.device) -> s
 
 
 def _feed(
-    spec: JobSpec, source: SampleSource, mesh: Mesh, statistics: list[dict[str, Any]], first: int
+    spec: JobSpec, source: SampleSource, mesh: Mesh, statistics: list[dict[str, Any]], steps: int, sample: int
 ) -> Generator[Columns, None, None]:
-    """Micro-batches of this rank from step `first` on."""
-    order = RankOrder.of(spec, mesh.data_rank)
-    start, stop = first * order.per_step, spec.steps * order.per_step
+    """Micro-batches of this rank for so many `steps`, from sample number `sample` on."""
+    order = RankOrder.of(spec, mesh.data_rank, sample)
+    count = steps * order.per_step
     if spec.feed == "ray":
-        return ray_feed(spec, statistics, source.rows, order, start, stop)
-    return direct_feed(source, order, start, stop, spec.micro_batch)
-
-
-def _tensors(columns: Columns) -> MicroBatch:
-    # Arrays from the object store are read-only, which torch warns of; nothing here writes to them.
-    return MicroBatch(*(torch.tensor(columns[name]) for name in MicroBatch._fields))
+        return ray_feed(spec, statistics, source.rows, order, 0, count)
+    ahead = batches_ahead(spec, source.rows, spec.micro_batch)
+    return direct_feed(source, order, 0, count, spec.micro_batch, ahead)
 
 
 def _line(record: dict[str, Any], steps: int) -> str:

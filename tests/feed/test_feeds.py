@@ -57,7 +57,9 @@ def source_of(spec, rows):
 
 
 def equal(one, two):
-    return one.keys() == two.keys() and all(np.array_equal(one[k], two[k], equal_nan=k == "voxels") for k in one)
+    """What reading cost aside, which depends on what lay in the cache."""
+    names = one.keys() - {"reading"}
+    return one.keys() == two.keys() and all(np.array_equal(one[k], two[k], equal_nan=k == "voxels") for k in names)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
@@ -102,11 +104,11 @@ def connected():
 
 @pytest.mark.usefixtures("connected")
 def test_ray_feed_equals_direct_feed_even_when_its_reader_dies(survey, monkeypatch):
-    monkeypatch.setattr("sfm.feed.ray_data.BLOCK_BYTES", 4 * 8 * 12 * 16 * 3)  # many blocks
+    monkeypatch.setattr("sfm.feed.ray_data.BLOCK_BYTES", 4 * 4 * 12 * 16 * 3)  # a block for each micro-batch
     spec = job(survey, resources={"reader_cpus": 1})
     source, statistics = source_of(spec, range(2, 4))
     order = RankOrder.of(spec, 1)
-    expected = direct_feed(source, order, 6, 126, spec.micro_batch)
+    expected = direct_feed(source, order, 6, 126, spec.micro_batch, ahead=2)
     for number, batch in enumerate(ray_feed(spec, statistics, source.rows, order, 6, 126)):
         assert equal(batch, next(expected)), f"micro-batch {number}"
         if number == 5:

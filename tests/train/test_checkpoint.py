@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from sfm.spec import SfmError, Storage, parse_spec
+from sfm.survey.sampler import Cursor
 from sfm.train import checkpoint
 from sfm.train.output import Output
 from sfm.train.start import CheckpointError, ClusterError, check, check_cluster, committed, find_start
 
+CURSOR = Cursor(2, 5, "0123456789abcdef")
 SHAPES = {"a.weight": (3, 2), "b": (5,)}
 
 
@@ -32,9 +34,9 @@ def state(seed):
 
 
 def test_reads_back_the_same_bits(output):
-    checkpoint.save(output, state(0), 7, spec_of())
-    resume = checkpoint.load(find_start(output, spec_of()), SHAPES)
-    assert resume.steps == 7
+    checkpoint.save(output, state(0), 7, CURSOR, spec_of())
+    resume, cursor = checkpoint.load(find_start(output, spec_of()), SHAPES)
+    assert (resume.steps, cursor) == (7, CURSOR)
     for part, tensors in state(0).items():
         for name, tensor in tensors.items():
             assert torch.equal(resume.state[part][name], tensor)
@@ -42,21 +44,21 @@ def test_reads_back_the_same_bits(output):
 
 def test_keeps_the_newest(output):
     for steps in (10, 20, 30):
-        checkpoint.save(output, state(steps), steps, spec_of(keep=2))
+        checkpoint.save(output, state(steps), steps, CURSOR, spec_of(keep=2))
     assert [found.steps for found in committed(output)] == [20, 30]
     assert output.list("checkpoints") == ["step-00000020", "step-00000030"]
 
 
 def test_without_a_manifest_it_was_never_written(output):
-    checkpoint.save(output, state(0), 10, spec_of())
-    checkpoint.save(output, state(1), 20, spec_of())
+    checkpoint.save(output, state(0), 10, CURSOR, spec_of())
+    checkpoint.save(output, state(1), 20, CURSOR, spec_of())
     Path(output.path("checkpoints/step-00000020/MANIFEST.json")).unlink()
     assert find_start(output, spec_of()).steps == 10
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "exp_avg.safetensors", "state.json"])
 def test_one_flipped_bit_is_refused(output, name):
-    checkpoint.save(output, state(0), 10, spec_of())
+    checkpoint.save(output, state(0), 10, CURSOR, spec_of())
     path = Path(output.path(f"checkpoints/step-00000010/{name}"))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -66,17 +68,17 @@ def test_one_flipped_bit_is_refused(output, name):
 
 
 def test_another_model_is_refused(output):
-    checkpoint.save(output, state(0), 10, spec_of())
+    checkpoint.save(output, state(0), 10, CURSOR, spec_of())
     with pytest.raises(CheckpointError, match=r"weights of a\.weight does not fit"):
         checkpoint.load(find_start(output, spec_of()), {**SHAPES, "a.weight": (2, 3)})
 
 
 def test_starts_from_another_job_only_where_it_has_none_of_its_own(output, tmp_path):
     other = Output(str(tmp_path / "other"), Storage())
-    checkpoint.save(other, state(0), 50, spec_of())
+    checkpoint.save(other, state(0), 50, CURSOR, spec_of())
     assert find_start(output, spec_of()) is None
     assert find_start(output, spec_of(start_from=other.url)).steps == 50
-    checkpoint.save(output, state(1), 60, spec_of())
+    checkpoint.save(output, state(1), 60, CURSOR, spec_of())
     assert find_start(output, spec_of(start_from=other.url)).steps == 60
 
 
@@ -87,15 +89,15 @@ def test_a_start_without_checkpoint_is_a_mistake(output, tmp_path):
 
 def test_stores_the_spec_and_the_cursor(output):
     spec = spec_of()
-    checkpoint.save(output, state(0), 10, spec)
+    checkpoint.save(output, state(0), 10, CURSOR, spec)
     about = json.loads(output.read("checkpoints/step-00000010/state.json"))
-    assert about["samples"] == 10 * spec.batch.size
+    assert about["cursor"] == {"epoch": 2, "index": 5, "plan": "0123456789abcdef"}
     assert parse_spec(about["spec"]) == spec
 
 
 def test_a_start_with_nothing_left_to_train_is_a_mistake(output, tmp_path):
     other = Output(str(tmp_path / "other"), Storage())
-    checkpoint.save(other, state(0), 1000, spec_of())
+    checkpoint.save(other, state(0), 1000, CURSOR, spec_of())
     with pytest.raises(CheckpointError, match="has 1000 steps behind it, and steps 1000 asks for no more"):
         find_start(output, spec_of(start_from=other.url))
 
@@ -106,7 +108,7 @@ def with_output(url, **options):
 
 def test_not_to_resume_refuses_a_used_output(output):
     check(with_output(output.url, resume=False))
-    checkpoint.save(output, state(0), 10, spec_of())
+    checkpoint.save(output, state(0), 10, CURSOR, spec_of())
     with pytest.raises(CheckpointError, match=r"holds checkpoints of an earlier run and checkpoint\.resume is false"):
         check(with_output(output.url, resume=False))
     check(with_output(output.url))
@@ -117,7 +119,7 @@ def test_not_to_resume_refuses_a_used_output(output):
     ("url", "words"),
     [
         ("/proc/none/out", "cannot write it"),
-        ("gs://bucket/out", "only s3://bucket/key and local paths are served"),
+        ("gs://bucket/out", "only local paths and s3:// are served"),
         ("s3://bucket/out", "cannot connect to http://127.0.0.1:9"),
     ],
 )
