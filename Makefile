@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SURVEY ?=
 
-.PHONY: demo test lint format bench-cp bench-mae bench-long bench-gpu clean
+.PHONY: demo test lint format bench-cp bench-mae bench-long bench-gpu bench-read clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ bench-long: $(READY)
 
 bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
+
+bench-read: $(READY)
+	$(BIN)/python -m benchmarks.read $(READ_ARGS)
 
 clean:
 	rm -rf $(VENV)
