@@ -187,6 +187,64 @@ def _print(found: dict[str, Any], rows: Sequence[tuple[str, str]], as_json: bool
 
 @survey.command()
 @click.argument("url")
+@click.option("--window", type=Sizes(), default="128,128,128", show_default=True, help="Voxels of a window.")
+@click.option("--most", default=64, show_default=True, type=click.IntRange(1, 1024), help="Requests in flight at most.")
+@click.option(
+    "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.1), help="For each number in flight."
+)
+@click.option(
+    "--memory",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Memory for chunks on their way at most (MiB).",
+)
+@click.option("-o", "--output", type=click.Path(), help="Draw the figures into this PNG file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_storage_options
+def bench(
+    url: str,
+    window: tuple[int, int, int],
+    most: int,
+    seconds: float,
+    memory: int,
+    output: str | None,
+    as_json: bool,
+    endpoint_url: str | None,
+    region: str | None,
+    anonymous: bool,
+) -> None:
+    """Measure how fast this machine reads random windows of the survey at URL, and how many requests in flight it takes."""
+    from sfm.survey.mdio import open_survey
+    from sfm.survey.rates import Bench, plot_png, saturating, table, verdict
+
+    trial = Bench(open_survey(url, _storage(endpoint_url, region, anonymous)), window, memory * 2**20)
+    with _progress("reading", "trials") as step:
+        points = trial.sweep(most, seconds, step)
+    said = verdict(points)
+    sizes = " x ".join(map(str, trial.window))
+    if output:
+        _write(output, plot_png(points, f"{url.rstrip('/').rsplit('/', 1)[-1]}, windows of {sizes}"))
+    if as_json:
+        found = {"url": url, "window": list(trial.window), "saturating": saturating(points).in_flight, "says": said}
+        click.echo(json.dumps({**found, "points": [point.to_json() for point in points]}))
+        return
+    click.echo(f"{url}, windows of {sizes}")
+    for line in (*table(points), *said):
+        click.echo(line)
+
+
+def _write(path: str, data: bytes) -> None:
+    from sfm.survey.clients import SurveyError
+
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise SurveyError(f"cannot write {path}: {error.strerror}") from None
+
+
+@survey.command()
+@click.argument("url")
 @click.option("-o", "--output", default="preview.png", show_default=True, type=click.Path(), help="PNG file to write.")
 @click.option("--inline", "at_inline", type=float, help="Inline number to cut at; default: the middle.")
 @click.option("--crossline", "at_crossline", type=float, help="Crossline number to cut at; default: the middle.")
@@ -209,14 +267,10 @@ def preview(
     """Draw an inline, a crossline and a time slice of the survey at URL."""
     from sfm.survey.mdio import open_survey
     from sfm.survey.preview import preview_png
-    from sfm.survey.store import SurveyError
 
     opened = open_survey(url, _storage(endpoint_url, region, anonymous))
     picture = preview_png(opened, (at_inline, at_crossline, at_sample), cast("Any", colours))
-    try:
-        Path(output).write_bytes(picture)
-    except OSError as error:
-        raise SurveyError(f"cannot write {output}: {error.strerror}") from None
+    _write(output, picture)
     click.echo(output)
 
 

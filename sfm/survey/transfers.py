@@ -26,6 +26,7 @@ class Transfers:
         decoders: threads that decode.
         most: requests in flight at most.
         disk: keeps what was fetched, as stored.
+        fixed: keep `most` requests in flight, whatever that brings.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class Transfers:
         most: int = 128,
         disk: DiskCache | None = None,
         backoff: Backoff | None = None,
+        *,
+        fixed: bool = False,
     ) -> None:
         self.meter = Meter()
         self.disk = disk
         self.memory = memory
         self._backoff = backoff or Backoff()
-        self._pace = Concurrency(most=most)
+        self._pace = Concurrency(most, most, most) if fixed else Concurrency(most=most)
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="fetch")
         self.decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._lock = threading.Lock()  # guards the pace and what follows
