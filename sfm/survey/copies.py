@@ -1,9 +1,73 @@
-"""Copies of a survey in other chunks, and which of them costs a window least. Pure."""
+"""Copies of a survey in other chunks: which hold the same values, and which costs a window least."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zarr
+
+LOSSLESS = {
+    "blosc", "bytes", "bz2", "crc32", "crc32c", "endian", "gzip", "lz4", "lzma", "pcodec", "sharding_indexed", "shuffle",
+    "transpose", "zlib", "zstd",
+}  # fmt: skip
+"""Zarr codecs that give back the very values they were given; of others, that is not taken for granted."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An array that lies beside the amplitudes of a survey, to hold the same in other chunks."""
+
+    name: str
+    chunks: tuple[int, ...]
+    reason: str
+    """Why it is not read in place of the amplitudes; empty where it may be."""
+
+
+def difference(original: zarr.Array, copy: zarr.Array) -> str:
+    """Why `copy` may hold other values than `original`; empty where nothing speaks against it."""
+    if copy.shape != original.shape:
+        return f"its shape is {' x '.join(map(str, copy.shape))}"
+    names, others = dimension_names(original), dimension_names(copy)
+    if names and others and names != others:
+        return f"its dimensions are {', '.join(others)}"
+    if copy.dtype != original.dtype:
+        return f"its numbers are {copy.dtype}"
+    for array, whose in ((copy, "it is"), (original, "the amplitudes are")):
+        lossy = [name for name in codec_names(array) if name not in LOSSLESS]
+        if lossy:
+            return f"{whose} stored by {', '.join(lossy)}, which may change values"
+    fill, other = (0 if array.fill_value is None else array.fill_value for array in (original, copy))
+    if fill != other and not (fill != fill and other != other):  # NaN is not equal to itself
+        return f"chunks that are not stored mean {other} in it, not {fill}"
+    return ""
+
+
+def dimension_names(array: zarr.Array) -> list[str]:
+    """What an array calls its dimensions; empty where it says nothing."""
+    names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return [str(name) for name in names or ()]
+
+
+def codec_names(array: zarr.Array) -> list[str]:
+    """Names of the codecs of an array, those within shards included, as numcodecs calls them."""
+    metadata = array.metadata
+    if metadata.zarr_format == 2:
+        codecs = [*(metadata.filters or ()), *([metadata.compressor] if metadata.compressor is not None else [])]
+        return [str(codec.codec_id) for codec in codecs]
+    return _names([codec.to_dict() for codec in metadata.codecs])
+
+
+def _names(codecs: Sequence[object]) -> list[str]:
+    found = []
+    for codec in codecs:
+        assert isinstance(codec, dict)
+        found.append(str(codec["name"]).removeprefix("numcodecs."))
+        settings = codec.get("configuration") or {}
+        found += _names([*settings.get("codecs", ()), *settings.get("index_codecs", ())])
+    return found
 
 
 def chunks_met(size: int, window: int, chunk: int) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from sfm.survey.mdio import Axis, Survey
+from sfm.survey.mdio import Axis, Survey, copies_of
 from sfm.survey.statistics import Distribution, Statistics, disagreements
 
 
@@ -23,6 +24,7 @@ def facts(survey: Survey, statistics: Statistics, distribution: Distribution, cl
         "chunks": list(survey.chunks),
         "chunk_count": math.prod(-(-n // c) for n, c in zip(survey.shape, survey.chunks, strict=True)),
         "codecs": codecs(survey),
+        "copies": [{**asdict(copy), "chunks": list(copy.chunks)} for copy in copies_of(survey)],
         "traces": int(survey.trace_mask.size),
         "live_traces": int(survey.trace_mask.sum()),
         **statistical_facts(survey, statistics, distribution, clip),
@@ -57,6 +59,7 @@ def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
             "chunks",
             f"{found['chunk_count']:,} of {' x '.join(map(str, found['chunks']))}, {', '.join(found['codecs'])}",
         ),
+        *(("copy", _copy(copy)) for copy in found["copies"]),
         ("live traces", f"{found['live_traces']:,} of {found['traces']:,} ({share:.1%})"),
         *_estimated(found),
     ]
@@ -65,6 +68,11 @@ def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["disagreements"]:
         rows.append(("but", "; ".join(found["disagreements"])))
     return rows
+
+
+def _copy(copy: dict[str, Any]) -> str:
+    chunks = f" in chunks of {' x '.join(map(str, copy['chunks']))}" if copy["chunks"] else ""
+    return f"{copy['name']}{chunks}" + (f"; not read: {copy['reason']}" if copy["reason"] else "")
 
 
 def _estimated(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ import zarr
 
 from sfm.spec import Storage
 from sfm.survey.clients import SurveyError
+from sfm.survey.copies import Copy, cheapest, difference, dimension_names
 from sfm.survey.layout import Layout
 from sfm.survey.objects import Objects, objects_at
 from sfm.survey.store import explain, not_mdio, open_group
@@ -38,7 +39,7 @@ class Survey:
     version: Literal["v0", "v1"]
     """Generation of the MDIO format."""
     array: zarr.Array
-    """Amplitudes as stored, (inline, crossline, sample)."""
+    """Amplitudes as stored, (inline, crossline, sample); or the copy of them that suits a window best."""
     shape: tuple[int, int, int]
     chunks: tuple[int, int, int]
     dtype: np.dtype
@@ -56,12 +57,63 @@ class Survey:
     """What tells this survey from another that lies, or lay, under the same URL."""
 
 
-def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE) -> Survey:
+def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE, window: tuple[int, int, int] | None = None) -> Survey:
     """Open the survey at `url` (`s3://bucket/key.mdio` or a local path).
+
+    Args:
+        window: voxels along each axis of the windows that will be read. Where the store holds copies of the amplitudes
+            in other chunks (fast access patterns), the one that such windows need fewest bytes of is opened, if it
+            holds the same values.
 
     Raises:
         SurveyError: it is missing, out of reach, not MDIO, or not a 3D post-stack survey.
     """
+    survey = _open(url, storage)
+    if window is None:
+        return survey
+    arrays = [survey.array]
+    arrays += [array for copy, array in _copies(survey) if array is not None and not copy.reason]
+    best = arrays[cheapest(survey.shape, window, [array.chunks for array in arrays], survey.dtype.itemsize)]
+    if best is survey.array:
+        return survey
+    i, x, t = best.chunks
+    layout = Layout(best, url)
+    return replace(
+        survey, array=best, chunks=(i, x, t), layout=layout, identity=f"{survey.identity} {best.path} {best.metadata}"
+    )
+
+
+def copies_of(survey: Survey) -> list[Copy]:
+    """The copies of the amplitudes that lie in the store beside them, usable or not."""
+    return [copy for copy, _ in _copies(survey)]
+
+
+def _copies(survey: Survey) -> list[tuple[Copy, zarr.Array | None]]:
+    # Opened by name, never listed, like all members.
+    if survey.version == "v0":
+        names = [f"data/chunked_{axes}" for axes in ("01", "02", "12")]
+    else:
+        names = [f"fast_{axis.name}" for axis in survey.axes]
+    if survey.array.path in names:  # opened for a window
+        survey = _open(survey.url, survey.storage)
+    group = open_group(survey.url, survey.storage)
+    found: list[tuple[Copy, zarr.Array | None]] = []
+    for name in names:
+        try:
+            array = group[name]
+            if isinstance(array, zarr.Array):
+                reason = difference(survey.array, array)
+                if not reason:
+                    Layout(array, survey.url)  # refuses codecs that are not known here
+                found.append((Copy(name, array.chunks, reason), array))
+        except KeyError:
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a copy, the survey is read without it
+            found.append((Copy(name, (), f"it cannot be opened: {str(error).splitlines()[0]}"), None))
+    return found
+
+
+def _open(url: str, storage: Storage) -> Survey:
     group = open_group(url, storage)
     try:
         if "apiVersion" in group.attrs:
@@ -164,8 +216,7 @@ def _refuse_other_than_3d(url: str, dimensions: list[str]) -> None:
 
 
 def _dimension_names(array: zarr.Array) -> list[str]:
-    names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    return [str(n) for n in names] if names else [f"dimension_{i}" for i in range(array.ndim)]
+    return dimension_names(array) or [f"dimension_{i}" for i in range(array.ndim)]
 
 
 def _v1_axis(group: zarr.Group, name: str, size: int) -> Axis:
