@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SURVEY ?=
 
-.PHONY: demo test lint format bench-cp bench-mae bench-long bench-gpu bench-read clean
+.PHONY: demo test lint format bench-cp bench-mae bench-long bench-gpu bench-read bench-feed clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,9 @@ bench-gpu: $(READY)
 
 bench-read: $(READY)
 	$(BIN)/python -m benchmarks.read $(READ_ARGS)
+
+bench-feed: $(READY)
+	$(BIN)/python -W ignore -m benchmarks.feed
 
 clean:
 	rm -rf $(VENV)

@@ -43,8 +43,8 @@ class _Reader:
         (block,) = (int(number) for number in numbers["item"])
         if self.batches is None or block != self.following:  # the first, or those of a reader that died
             start, stop, size = self.positions[block], self.positions.stop, self.positions.step
-            # One block beside the one in hand: more wait in the object store, which has a budget of its own.
-            self.batches = direct_feed(self.source, self.order, start, stop, size, ahead=1)
+            # Two blocks on their way beside the one in hand: more wait in the object store, which has its own budget.
+            self.batches = direct_feed(self.source, self.order, start, stop, size, ahead=2)
         self.following = block + 1
         return next(self.batches)
 

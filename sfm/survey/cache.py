@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Hashable
 from concurrent.futures import Future
@@ -98,13 +98,12 @@ class DiskCache:
         """Keep an object. A full or broken disk keeps none, and stops nothing."""
         if len(data) > self.budget:
             return
-        path = self._path(survey, key)
+        name = self.folder / f".{uuid.uuid4().hex}"
         try:
-            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as file:
-                file.write(data)
-            os.replace(file.name, path)
+            name.write_bytes(data)
+            name.replace(self._path(survey, key))
         except OSError:
-            Path(file.name).unlink(missing_ok=True)
+            name.unlink(missing_ok=True)
             return
         with self._lock:
             self._estimate += len(data)

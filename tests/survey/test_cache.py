@@ -1,0 +1,98 @@
+"""The disk cache keeps within its budget, survives whatever happens to its files, and mixes up no surveys."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sfm.survey.cache import ChunkCache, DiskCache
+from sfm.survey.clients import SurveyError
+from sfm.survey.mdio import open_survey
+from sfm.survey.reader import WindowReader
+from sfm.survey.transfers import Transfers
+from tests.survey.conftest import write_v1
+
+
+def test_keeps_what_was_used_last_within_its_budget(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "disk", 1000)
+    for n in range(30):
+        cache.put("s", f"k{n}", bytes(100))
+        assert cache.get("s", "k0") is not None  # used again and again
+        for age, path in enumerate(sorted((tmp_path / "disk").iterdir(), key=lambda p: p.stat().st_mtime_ns)):
+            os.utime(path, ns=(age, age))  # clocks are coarser than this loop
+    assert sum(path.stat().st_size for path in (tmp_path / "disk").iterdir()) <= 1000
+    assert cache.get("s", "k29") is not None
+    assert cache.get("s", "k5") is None
+
+
+def test_two_surveys_and_two_processes(tmp_path: Path) -> None:
+    one, two = DiskCache(tmp_path, 10**6), DiskCache(tmp_path, 10**6)
+    one.put("s", "k", b"1")
+    two.put("t", "k", b"2")
+    assert (two.get("s", "k"), one.get("t", "k"), one.get("u", "k")) == (b"1", b"2", None)
+
+
+def test_a_broken_disk_stops_nothing(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "disk", 10**6)
+    cache.put("s", "k", b"1")
+    for path in (tmp_path / "disk").iterdir():
+        path.unlink()
+    (tmp_path / "disk").rmdir()
+    assert cache.get("s", "k") is None
+    cache.put("s", "k", b"1")
+    assert cache.get("s", "k") is None
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SurveyError, match=r"resources\.disk_cache .*file/disk: cannot be used"):
+        DiskCache(tmp_path / "file" / "disk", 10)
+
+
+def test_second_reader_asks_the_store_for_nothing(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((12, 15, 18)).astype("f4")
+    url = write_v1(tmp_path / "s.mdio", values)
+    for round_ in range(2):
+        transfers = Transfers(disk=DiskCache(tmp_path / "disk", 10**6))
+        reader = WindowReader(open_survey(url), None, transfers, keep=False)
+        np.testing.assert_array_equal(reader.read((1, 2, 3), (9, 9, 9)), values[1:10, 2:11, 3:12])
+        seen = transfers.meter.now()
+        assert (seen.requests, seen.disk_hits) == ((18, 0) if round_ == 0 else (0, 18))
+        transfers.close()
+
+
+def test_a_survey_written_anew_is_not_read_from_the_disk(tmp_path: Path) -> None:
+    disk = DiskCache(tmp_path / "disk", 10**6)
+    for seed in range(2):
+        values = np.random.default_rng(seed).standard_normal((12, 15, 18)).astype("f4")
+        url = write_v1(tmp_path / "s.mdio", values, attributes={"createdOn": str(seed)})
+        transfers = Transfers(disk=disk)
+        got = WindowReader(open_survey(url), None, transfers).read((0, 0, 0), values.shape)
+        np.testing.assert_array_equal(got, values)
+        transfers.close()
+
+
+def test_one_fetches_for_all_who_ask(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((12, 15, 18)).astype("f4")
+    survey = open_survey(write_v1(tmp_path / "s.mdio", values))
+    reader = WindowReader(survey, None, keep=True)
+    with ThreadPoolExecutor(8) as threads:
+        for got in threads.map(lambda _: reader.read((0, 0, 0), (12, 15, 18)), range(16)):
+            np.testing.assert_array_equal(got, values)
+    seen = reader.transfers.meter.now()
+    assert (seen.requests, seen.cache_misses, seen.cache_hits) == (27, 27, 15 * 27)
+    reader.close()
+
+
+def test_who_waits_for_a_chunk_that_fails_is_told() -> None:
+    cache = ChunkCache(1000)
+    assert cache.ask("k") is None
+    waiting = cache.ask("k")
+    cache.fail("k", SurveyError("gone"))
+    with pytest.raises(SurveyError, match="gone"):
+        waiting.result(1)  # type: ignore[union-attr]
+    assert cache.ask("k") is None  # who asks next tries again
