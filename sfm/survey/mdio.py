@@ -167,6 +167,8 @@ def _survey(
     statistics: dict[str, Any] | None,
     storage: Storage,
 ) -> Survey:
+    if array.ndim != len(axes):
+        raise not_mdio(url, f"'{array.path}' has {array.ndim} dimensions, its survey {len(axes)}")
     inlines, crosslines, samples = array.shape
     if array.dtype.kind not in "fiu":
         raise SurveyError(f"{url}: amplitudes are stored as {array.dtype}; only real numbers are read")

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BytesCodec
 
 from sfm.spec import Storage
 from sfm.survey.clients import SurveyError, storage_options
 from sfm.survey.mdio import open_survey
+from sfm.survey.reader import WindowReader
 from tests.survey.conftest import write_v0, write_v1
 
 VALUES = np.random.default_rng(0).standard_normal((6, 7, 8)).astype("f4")
@@ -83,10 +85,97 @@ def test_2d_gathers_are_refused(tmp_path: Path) -> None:
         open_survey(url)
 
 
-def test_complex_amplitudes_are_refused(tmp_path: Path) -> None:
-    url = write_v1(tmp_path / "s.mdio", VALUES.astype("c8"))
-    with pytest.raises(SurveyError, match=r"amplitudes are stored as complex64; only real numbers are read"):
+def test_2d_lines_are_refused(tmp_path: Path) -> None:
+    url = write_v1(tmp_path / "s.mdio", np.zeros((3, 4), "f4"), chunks=(3, 4), names=("cdp", "time"))
+    with pytest.raises(SurveyError, match=r"s.mdio is a 2D line with 2 dimensions \(cdp, time\); only 3D post-stack"):
         open_survey(url)
+    group = zarr.open_group(tmp_path / "old.mdio", mode="w", zarr_format=2)
+    group.attrs.update({"api_version": "0.9.3", "dimension": [{"name": "cdp", "coords": [1]}]})
+    with pytest.raises(SurveyError, match=r"old.mdio is a 2D line with 1 dimensions \(cdp\)"):
+        open_survey(str(tmp_path / "old.mdio"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [("c8", "complex64"), ("c16", "complex128"), ("bool", "bool"), ("<U4", "<U4"), ("M8[s]", r"datetime64\[s\]")],
+)
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_amplitudes_that_are_no_real_numbers_are_refused(
+    tmp_path: Path, dtype: str, named: str, zarr_format: int
+) -> None:
+    url = write_v1(tmp_path / "s.mdio", np.zeros((3, 4, 5), dtype), zarr_format=zarr_format)
+    with pytest.raises(SurveyError, match=rf"amplitudes are stored as {named}; only real numbers are read"):
+        open_survey(url)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8", "<f2", ">f2", "i1", "u1", "<i2", ">i2", "<u2", "<i4"])
+def test_every_real_number_format_is_read(tmp_path: Path, dtype: str, zarr_format: int) -> None:
+    values = (VALUES * 20).astype(dtype) if np.dtype(dtype).kind != "u" else (VALUES**2 * 20).astype(dtype)
+    serializer = {"serializer": BytesCodec(endian="big" if dtype[0] == ">" else "little")}
+    plain = np.dtype(dtype).itemsize == 1 or zarr_format == 2
+    v1 = write_v1(tmp_path / "s.mdio", values, MASK, zarr_format=zarr_format, **({} if plain else serializer))
+    for url in [v1] if zarr_format == 3 else [v1, write_v0(tmp_path / "old.mdio", values, MASK)]:
+        survey = open_survey(url)
+        assert survey.dtype.newbyteorder("=") == np.dtype(dtype).newbyteorder("=")
+        reader = WindowReader(survey, keep=False)
+        window = reader.read((1, 1, 1), (5, 6, 7))
+        reader.close()
+        np.testing.assert_array_equal(
+            window, np.where(MASK[1:, 1:, None], values[1:, 1:, 1:].astype("f4"), np.float32(np.nan))
+        )
+
+
+def test_axes_and_variable_may_have_any_name(tmp_path: Path) -> None:
+    url = write_v1(
+        tmp_path / "s.mdio",
+        VALUES,
+        MASK,
+        names=("il", "xl", "depth"),
+        attributes={"defaultVariableName": "impedance"},
+    )
+    with pytest.raises(SurveyError, match=r"it has no array 'impedance'"):
+        open_survey(url)
+    (Path(url) / "amplitude").rename(Path(url) / "impedance")
+    zarr.open_group(url)["depth"].attrs["unitsV1"] = {"length": "m"}
+    survey = open_survey(url)
+    assert [(axis.name, axis.unit) for axis in survey.axes] == [("il", ""), ("xl", ""), ("depth", "m")]
+    reader = WindowReader(survey, keep=False)
+    np.testing.assert_array_equal(reader.read((0, 0, 0), (6, 7, 8))[MASK], VALUES[MASK])
+    reader.close()
+
+
+def test_a_survey_of_one_voxel(tmp_path: Path) -> None:
+    one = np.full((1, 1, 1), 3.5, "f4")
+    v1 = write_v1(tmp_path / "s.mdio", one, np.ones((1, 1), bool), chunks=(1, 1, 1))
+    for url in (v1, write_v0(tmp_path / "old.mdio", one, np.ones((1, 1), bool))):
+        survey = open_survey(url, window=(1, 1, 1))
+        reader = WindowReader(survey)
+        assert reader.read((0, 0, 0), (1, 1, 1)).item() == 3.5
+        reader.close()
+
+
+def test_attributes_that_make_no_sense(tmp_path: Path) -> None:
+    url = write_v1(tmp_path / "s.mdio", VALUES, MASK)
+    zarr.open_group(url).create_array("trace_mask", data=MASK[:5, :6], overwrite=True)
+    with pytest.raises(SurveyError, match=r"its trace mask has shape \(5, 6\), its traces \(6, 7\)"):
+        open_survey(url)
+    old = write_v0(tmp_path / "old.mdio", VALUES, MASK)
+    group = zarr.open_group(old, mode="r+")
+    dimensions = group.attrs["dimension"]
+    group.attrs["dimension"] = [*dimensions[:2], {"name": "sample", "coords": [1, 2]}]  # type: ignore[misc]
+    with pytest.raises(SurveyError, match=r"axis sample has 8 positions but 2 coordinates"):
+        open_survey(old)
+    group.attrs["dimension"] = "none"
+    with pytest.raises(SurveyError, match=r"old.mdio is not an MDIO store: it is damaged or incomplete"):
+        open_survey(old)
+    group.attrs["dimension"] = dimensions
+    zarr.open_group(old, mode="r+").create_array(
+        "data/chunked_012", shape=(6, 7), chunks=(6, 7), dtype="f4", overwrite=True
+    )
+    with pytest.raises(SurveyError, match=r"'data/chunked_012' has 2 dimensions, its survey 3"):
+        open_survey(old)
 
 
 def test_no_such_survey(tmp_path: Path) -> None:
