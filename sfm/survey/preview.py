@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
 
 from sfm.survey.clients import SurveyError
 from sfm.survey.mdio import Axis, Survey
+from sfm.survey.reader import WindowReader
+from sfm.survey.transfers import Transfers
 
 Colours = Literal["grey", "seismic"]
 _MAPS = {"grey": "gray", "seismic": "seismic"}
@@ -32,25 +34,25 @@ def position(axis: Axis, coordinate: float | None) -> int:
     return int(np.abs(values - coordinate).argmin())
 
 
-def section(survey: Survey, axis: int, index: int) -> np.ndarray:
+def section(survey: Survey, axis: int, index: int, transfers: Transfers | None = None) -> np.ndarray:
     """One slice through the survey, two-dimensional float32, NaN where there is no data.
+
+    A slice may touch very many chunks; no more are on their way, or decoded, than the memory of `transfers` holds.
+
+    Args:
+        axis: across which it is cut.
+        transfers: threads and memory; default: its own.
 
     Raises:
         SurveyError: a chunk cannot be read.
     """
-    where: list[slice | int] = [slice(None)] * 3
-    where[axis] = index
+    origin, shape = [0, 0, 0], list(survey.shape)
+    origin[axis], shape[axis] = index, 1
+    reader = WindowReader(survey, transfers=transfers, keep=False)
     try:
-        values = np.array(survey.array[tuple(where)], np.float32)
-    except Exception as error:
-        name = survey.axes[axis].name
-        raise SurveyError(
-            f"{survey.url}: {name} {survey.axes[axis].coordinates[index]} cannot be read: {error}"
-        ) from error
-    live = survey.trace_mask[tuple(where[:2])]
-    values[~live] = np.nan
-    values[~np.isfinite(values)] = np.nan
-    return values
+        return reader.read((origin[0], origin[1], origin[2]), (shape[0], shape[1], shape[2])).squeeze(axis)
+    finally:
+        reader.close()
 
 
 def preview_png(
@@ -68,9 +70,12 @@ def preview_png(
 
     inline, crossline, sample = survey.axes
     indices = [position(axis, c) for axis, c in zip(survey.axes, at, strict=True)]
-    with ThreadPoolExecutor(3) as threads:
-        slices = list(threads.map(lambda n: section(survey, n, indices[n]), range(3)))
-    limit = float(np.nanpercentile(np.abs(np.concatenate([s.ravel() for s in slices])), 99)) or 1.0
+    # One after the other: each alone keeps the store as busy as it can be.
+    with contextlib.closing(Transfers()) as transfers:
+        slices = [section(survey, n, indices[n], transfers) for n in range(3)]
+    amplitudes = np.concatenate([s[np.isfinite(s)] for s in slices])
+    limit = float(np.percentile(np.abs(amplitudes), 99)) if amplitudes.size else 1.0
+    limit = limit or 1.0
 
     figure = Figure(figsize=(15, 5.4), layout="constrained", dpi=110)
     panels = figure.subplots(1, 3, width_ratios=[1, 1, 1.05])

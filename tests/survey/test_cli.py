@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from sfm.spec import SfmError
 from sfm.survey import cli
 from sfm.survey.clients import SurveyError
 from sfm.survey.mdio import open_survey
-from sfm.survey.preview import preview_png
+from sfm.survey.preview import preview_png, section
+from sfm.survey.transfers import Transfers
 from tests.survey.conftest import write_v0, write_v1
 
 MASK = np.ones((20, 24), bool)
@@ -108,6 +110,48 @@ def test_preview_shows_no_data_in_a_colour_of_its_own(url: str) -> None:
     picture = imread(io.BytesIO(preview_png(open_survey(url), (None, None, None))))
     ground = np.isclose(picture[..., :3], np.array([0xD9, 0xD4, 0xC7]) / 255, atol=0.01).all(-1)
     assert 0.001 < ground.mean() < 0.05
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_sections_are_slices_of_the_survey(tmp_path: Path, version: str) -> None:
+    values = np.random.default_rng(0).standard_normal((20, 24, 30)).astype("f4")
+    values[3, 7:9] = 0  # traces that SEG-Y carried along for dead ones
+    values[5, 5, 5] = np.inf
+    opened = open_survey((write_v1 if version == "v1" else write_v0)(tmp_path / "s.mdio", values, MASK))
+    expected = np.where(MASK[..., None] & np.isfinite(values), values, np.float32(np.nan))
+    np.testing.assert_array_equal(section(opened, 2, 11), expected[:, :, 11])
+    expected[3, 7:9] = np.nan
+    np.testing.assert_array_equal(section(opened, 0, 3), expected[3])
+    np.testing.assert_array_equal(section(opened, 1, 5), expected[:, 5])
+
+
+def test_a_section_needs_no_more_memory_than_it_is_given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, peak = open_survey(url), 0
+    transfers = Transfers(memory=3 * opened.layout.codec.bytes)
+    take = transfers.take
+
+    def watch(size: int) -> None:
+        nonlocal peak
+        take(size)
+        peak = max(peak, transfers._taken)
+
+    monkeypatch.setattr(transfers, "take", watch)
+    assert section(opened, 2, 0, transfers).shape == (20, 24)
+    transfers.close()
+    assert 0 < peak <= transfers.memory
+
+
+def test_a_section_that_cannot_be_read(url: str) -> None:
+    before = threading.active_count()
+    (Path(url) / "amplitude/c/2/2/2").write_bytes(b"x")
+    with pytest.raises(SurveyError, match=r"s.mdio: chunk \(2, 2, 2\) cannot be read: .*; ingest the survey again if"):
+        preview_png(open_survey(url), (None, None, None))
+    assert threading.active_count() == before
+
+
+def test_preview_of_dead_traces_alone(tmp_path: Path) -> None:
+    dead = write_v1(tmp_path / "d.mdio", np.ones((4, 4, 4), "f4"), np.zeros((4, 4), bool))
+    assert imread(io.BytesIO(preview_png(open_survey(dead), (None, None, None)))).shape[0] > 500
 
 
 def test_preview_outside(url: str) -> None:
