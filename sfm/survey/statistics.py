@@ -71,7 +71,9 @@ class Distribution:
     std: float
     """Standard deviation, nothing clipped."""
     zeros: float
-    """Share of zeros (0 to 1)."""
+    """Share of zeros among them (0 to 1)."""
+    with_data: float
+    """Share of the voxels on live traces that hold data (0 to 1): finite, and not part of a trace of zeros."""
     live_traces: float
     """Share of traces that exist, by the trace mask (0 to 1)."""
     live_voxels: int
@@ -144,6 +146,7 @@ def examine(
         mean=sums.mean,
         std=sums.std,
         zeros=1 - sums.count / sums.full,
+        with_data=sums.full / sums.seen,
         live_traces=live,
         live_voxels=int(survey.trace_mask.sum()) * survey.shape[2],
         voxels=sums.full,
@@ -194,12 +197,12 @@ def disagreements(found: Distribution, stored: dict[str, Any] | None) -> list[st
 
 
 def _count(found: Distribution, count: float) -> list[str]:
-    live, expected = found.live_voxels, found.live_voxels * (1 - found.zeros)
+    live, share = found.live_voxels, found.with_data * (1 - found.zeros)
     if count > live:
         return [f"stored count {count:,.0f} is more than the {live:,} voxels on live traces: dead ones were counted"]
-    if found.zeros > 0.05 and count > 0.99 * live:
-        return [f"stored count {count:,.0f} includes zeros, which are {found.zeros:.0%} of the amplitudes read"]
-    if count < 0.5 * expected:
+    if share < 0.95 and count > 0.99 * live:
+        return [f"stored count {count:,.0f} includes zeros or NaN, which are {1 - share:.0%} of the live voxels read"]
+    if count < 0.5 * live * share:
         return [f"stored count {count:,.0f} covers {count / live:.2g} of the {live:,} voxels on live traces"]
     return []
 

@@ -79,7 +79,7 @@ def test_distribution_equals_plain_numpy(tmp_path: Path) -> None:
     assert [got.percentiles[p] for p in (50, 99.9)] == pytest.approx(np.percentile(live, [50, 99.9]), rel=1e-6)
     assert (got.minimum, got.maximum) == (live.min(), live.max())
     assert (got.mean, got.std) == pytest.approx((live[live != 0].mean(), live[live != 0].std()), rel=1e-6)
-    assert got.zeros == pytest.approx(0.25)
+    assert (got.zeros, got.with_data) == (pytest.approx(0.25), 1)
     assert (got.live_traces, got.live_voxels, got.voxels) == (mask.mean(), live.size, live.size)
     assert (got.chunks, got.chunks_in_all) == (4 * 4 * 8, 4 * 4 * 8)
     _, few = examine(survey, max_chunks=40)
@@ -105,6 +105,7 @@ SEEN = Distribution(
     mean=0.1,
     std=10.0,
     zeros=0.2,
+    with_data=1.0,
     live_traces=0.9,
     live_voxels=1_000_000,
     voxels=10_000,
@@ -121,6 +122,8 @@ def test_stored_statistics_that_may_be_right() -> None:
     assert disagreements(SEEN, {**RIGHT, "max": 43.0}) == []  # what lossy compression may do
     above = replace(SEEN, minimum=3.0)
     assert disagreements(above, {**RIGHT, "min": -1.0}) == []
+    carried = replace(SEEN, with_data=0.3, zeros=0.0)  # most live traces are zeros all through, and not counted
+    assert disagreements(carried, {**RIGHT, "count": 290_000}) == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_stored_statistics_that_may_be_right() -> None:
             {"count": 1_100_000},
             "stored count 1,100,000 is more than the 1,000,000 voxels on live traces: dead ones wer",
         ),
-        ({"count": 1_000_000}, "stored count 1,000,000 includes zeros, which are 20% of the amplitudes read"),
+        ({"count": 1_000_000}, "stored count 1,000,000 includes zeros or NaN, which are 20% of the live voxels read"),
         ({"count": 4}, "stored count 4 covers 4e-06 of the 1,000,000 voxels on live traces"),
     ],
 )
