@@ -96,17 +96,20 @@ def identity(url: str, storage: Storage) -> tuple[Any, ...]:
     return url, storage.model_dump_json(), environment, os.getpid()
 
 
-def rust_store(url: str, storage: Storage) -> Any:
+def rust_store(url: str, storage: Storage, retries: int) -> Any:
     """The obstore store whose root is `url`. Equal calls in one process share one, and its connections.
+
+    Args:
+        retries: how often it makes a failed request again by itself; 0 for those who do so themselves, and count.
 
     Raises:
         SurveyError: the scheme is none of `SCHEMES`, or options do not fit together.
     """
-    return _rust_store(identity(url, storage), storage)
+    return _rust_store(identity(url, storage), storage, retries)
 
 
 @lru_cache(maxsize=64)
-def _rust_store(key: tuple[Any, ...], storage: Storage) -> Any:
+def _rust_store(key: tuple[Any, ...], storage: Storage, retries: int) -> Any:
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
@@ -123,11 +126,10 @@ def _rust_store(key: tuple[Any, ...], storage: Storage) -> Any:
     authority = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
     if authority:
         client["root_certificate"] = _certificate(authority)
-    # Requests are made again by whoever reads, who counts them; a token or a name server gets one more chance here.
     common: dict[str, Any] = {
         "prefix": prefix or None,
         "client_options": client,
-        "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=5)},
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=REQUEST_SECONDS)},
     }
     try:
         if scheme == "s3":

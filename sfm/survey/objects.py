@@ -40,7 +40,7 @@ def objects_at(url: str, storage: Storage) -> Objects:
         return _Files(local_path(url))
     if storage.client == "s3fs":
         return _S3fs(s3fs_client(url, storage), object_path(url))
-    return _Rust(rust_store(url, storage), verify=storage.verify)
+    return _Rust(rust_store(url, storage, retries=0), verify=storage.verify)
 
 
 class _Files:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 
+_RETRIES = 3  # of requests for metadata
+
+
 def open_group(url: str, storage: Storage | None = None) -> zarr.Group:
     """Open the Zarr group at `url` (`s3://bucket/key` or a local path), read only, Zarr v2 or v3.
 
@@ -123,7 +126,7 @@ def zarr_store(url: str, storage: Storage) -> Store:
         return LocalStore(path, read_only=True)
     if storage.client == "s3fs":
         return FsspecStore(s3fs_client(url, storage, asynchronous=True), read_only=True, path=object_path(url))
-    return ObjectStore(rust_store(url, storage), read_only=True)
+    return ObjectStore(rust_store(url, storage, _RETRIES), read_only=True)
 
 
 def _nothing_at(url: str, storage: Storage) -> SurveyError:
