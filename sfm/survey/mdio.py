@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,9 +20,13 @@ from sfm.survey.clients import SurveyError
 from sfm.survey.copies import Copy, cheapest, difference, dimension_names
 from sfm.survey.layout import Layout
 from sfm.survey.objects import Objects, objects_at
+from sfm.survey.pacing import Backoff
 from sfm.survey.store import explain, not_mdio, open_group
+from sfm.survey.transfers import status
 
 _DEFAULT_STORAGE = Storage()
+_PASSING = (429, 500, 502, 503, 504)
+"""HTTP status of what may go better a moment later."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,58 +78,71 @@ def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE, window: tuple[int
     Raises:
         SurveyError: it is missing, out of reach, not MDIO, or not a 3D post-stack survey.
     """
-    survey = _open(url, storage)
-    if window is None:
-        return survey
-    arrays = [survey.array]
-    arrays += [array for copy, array in _copies(survey) if array is not None and not copy.reason]
-    best = arrays[cheapest(survey.shape, window, [array.chunks for array in arrays], survey.dtype.itemsize)]
-    if best is survey.array:
-        return survey
-    i, x, t = best.chunks
-    layout = Layout(best, url)
-    return replace(
-        survey, array=best, chunks=(i, x, t), layout=layout, identity=f"{survey.identity} {best.path} {best.metadata}"
-    )
+    backoff, began = Backoff(), time.monotonic()
+    for attempt in itertools.count(1):
+        try:
+            survey, group = _open(url, storage)
+            return survey if window is None else _for_windows(survey, group, window)
+        except SurveyError as error:
+            # A store that is asked by many at once, as at the start of a job, refuses some of them for a moment.
+            passing = any(status(cause) in _PASSING for cause in _chain(error))
+            pause = backoff.pause(attempt, time.monotonic() - began, random.random()) if passing else None
+            if pause is None:
+                raise
+            time.sleep(pause)
+    raise AssertionError("unreachable")
 
 
 def copies_of(survey: Survey) -> list[Copy]:
     """The copies of the amplitudes that lie in the store beside them, usable or not."""
-    return [copy for copy, _ in _copies(survey)]
+    return [copy for copy, _ in _copies(*_open(survey.url, survey.storage))]
 
 
-def _copies(survey: Survey) -> list[tuple[Copy, zarr.Array | None]]:
+def _for_windows(survey: Survey, group: zarr.Group, window: tuple[int, int, int]) -> Survey:
+    """The survey by the array that serves windows of this shape best."""
+    arrays = [survey.array]
+    arrays += [array for copy, array in _copies(survey, group) if array is not None and not copy.reason]
+    best = arrays[cheapest(survey.shape, window, [array.chunks for array in arrays], survey.dtype.itemsize)]
+    if best is survey.array:
+        return survey
+    i, x, t = best.chunks
+    layout = Layout(best, survey.url)
+    identity = f"{survey.identity} {best.path} {best.metadata}"
+    return replace(survey, array=best, chunks=(i, x, t), layout=layout, identity=identity)
+
+
+def _copies(survey: Survey, group: zarr.Group) -> list[tuple[Copy, zarr.Array | None]]:
     # Opened by name, never listed, like all members.
     if survey.version == "v0":
         names = [f"data/chunked_{axes}" for axes in ("01", "02", "12")]
     else:
         names = [f"fast_{axis.name}" for axis in survey.axes]
-    if survey.array.path in names:  # opened for a window
-        survey = _open(survey.url, survey.storage)
-    group = open_group(survey.url, survey.storage)
-    found: list[tuple[Copy, zarr.Array | None]] = []
-    for name in names:
+
+    def look(name: str) -> tuple[Copy, zarr.Array | None] | None:
         try:
             array = group[name]
-            if isinstance(array, zarr.Array):
-                reason = difference(survey.array, array)
-                if not reason:
-                    Layout(array, survey.url)  # refuses codecs that are not known here
-                found.append((Copy(name, array.chunks, reason), array))
+            if not isinstance(array, zarr.Array):
+                return None
+            reason = difference(survey.array, array)
+            if not reason:
+                Layout(array, survey.url)  # refuses codecs that are not known here
+            return Copy(name, array.chunks, reason), array
         except KeyError:
-            continue
+            return None
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a copy, the survey is read without it
-            found.append((Copy(name, (), f"it cannot be opened: {str(error).splitlines()[0]}"), None))
-    return found
+            return Copy(name, (), f"it cannot be opened: {str(error).splitlines()[0]}"), None
+
+    with ThreadPoolExecutor(len(names), thread_name_prefix="open") as threads:
+        return [found for found in threads.map(look, names) if found is not None]
 
 
-def _open(url: str, storage: Storage) -> Survey:
+def _open(url: str, storage: Storage) -> tuple[Survey, zarr.Group]:
     group = open_group(url, storage)
     try:
         if "apiVersion" in group.attrs:
-            return _open_v1(url, group, storage)
+            return _open_v1(url, group, storage), group
         if "api_version" in group.attrs:
-            return _open_v0(url, group, storage)
+            return _open_v0(url, group, storage), group
     except (SurveyError, MemoryError):
         raise
     except (KeyError, FileNotFoundError, TypeError, ValueError) as error:
@@ -140,8 +163,11 @@ def _open_v1(url: str, group: zarr.Group, storage: Storage) -> Survey:
             f"{url} is a {attributes['surveyType']} {attributes.get('gatherType', '')} survey over "
             f"({', '.join(dimensions)}); only 3D post-stack surveys are read"
         )
-    axes = tuple(_v1_axis(group, name, size) for name, size in zip(dimensions, array.shape, strict=True))
-    mask = np.asarray(group["trace_mask"][:], bool) if "trace_mask" in group else None  # type: ignore[index]
+    members = list(zip(dimensions, array.shape, strict=True))
+    with ThreadPoolExecutor(4, thread_name_prefix="open") as threads:  # a store far away takes its time for each
+        traces = threads.submit(_v1_mask, group)
+        axes = tuple(threads.map(lambda member: _v1_axis(group, *member), members))
+        mask = traces.result()
     return _survey(url, "v1", group, array, axes, mask, _v1_statistics(array), storage)
 
 
@@ -221,10 +247,19 @@ def _dimension_names(array: zarr.Array) -> list[str]:
     return dimension_names(array) or [f"dimension_{i}" for i in range(array.ndim)]
 
 
+def _v1_mask(group: zarr.Group) -> np.ndarray | None:
+    try:
+        mask: Any = group["trace_mask"]
+    except KeyError:
+        return None
+    return np.asarray(mask[:], bool)
+
+
 def _v1_axis(group: zarr.Group, name: str, size: int) -> Axis:
-    if name not in group:
+    try:
+        coordinate: Any = group[name]
+    except KeyError:
         return Axis(name, _unit(name, {}), np.arange(size))
-    coordinate: Any = group[name]
     return Axis(name, _unit(name, _mapping(coordinate.attrs.get("unitsV1"))), np.asarray(coordinate[:]))
 
 
@@ -258,3 +293,14 @@ def _mapping(value: Any) -> dict[str, Any]:
         except json.JSONDecodeError:
             return {}
     return dict(value) if isinstance(value, dict) else {}
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and everything it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+# MDIO itself stores ZFP by this name; who reads its surveys can do nothing about it.
+warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr version 3 specification")

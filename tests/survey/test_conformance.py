@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -13,9 +14,12 @@ import zarr
 
 from benchmarks.bucket import Bucket
 from sfm.spec import Storage
+from sfm.survey import mdio as mdio_module
 from sfm.survey import segy
+from sfm.survey.clients import SurveyError
 from sfm.survey.ingest import ingest
 from sfm.survey.mdio import Survey, open_survey
+from sfm.survey.pacing import Backoff
 from sfm.survey.reader import WindowReader
 from sfm.survey.synth import Recipe, synthesise
 from tests.survey.conftest import real, write_v1
@@ -106,6 +110,24 @@ def bucket(request: pytest.FixtureRequest, served: tuple[Path, list]) -> Iterato
         for name, value in running.environment.items():
             patch.setenv(name, value)
         yield running
+
+
+def test_opening_outlasts_a_store_that_refuses_now_and_then(
+    served: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mdio_module, "Backoff", lambda: Backoff(first=0.001, attempts=10))
+    before = threading.active_count()
+    with Bucket(served[0], fail=0.3) as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        for window in (None, (8, 8, 8)):
+            survey = open_survey("s3://lab/s.mdio", window=window)
+            assert survey.shape == (20, 24, 40)
+        assert bucket.stats()["faults"]["fail"] > 5
+        bucket.set(fail=1.0)
+        with pytest.raises(SurveyError, match=r"s3://lab/s.mdio: .*503"):
+            open_survey("s3://lab/s.mdio")
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])

@@ -22,6 +22,8 @@ from sfm.survey.mdio import copies_of, open_survey
 from sfm.survey.reader import WindowReader
 from tests.survey.conftest import write_v0, write_v1
 
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+
 VALUES = np.random.default_rng(0).standard_normal((24, 24, 24)).astype("f4")
 MASK = np.random.default_rng(1).random((24, 24)) < 0.8
 NAMES = ("inline", "crossline", "time")
