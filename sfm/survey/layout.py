@@ -69,8 +69,8 @@ class Fetch(NamedTuple):
     stop: int
     """WHOLE for all of the object."""
     parts: list[Part]
-    most: int
-    """Bytes it brings, or decodes to, at most."""
+    memory: int
+    """Bytes it takes on its way: clients hold a body twice while they put its pieces together."""
 
 
 class Layout:
@@ -96,6 +96,7 @@ class Layout:
                 self.codec = codecs.of_v3(array.chunks, array.dtype, stated, where)
         self._heads: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._memory = 2 * self.codec.bytes
 
     def _set_shards(self, array: zarr.Array, settings: dict[str, Any], where: str) -> None:
         if array.shards is None:
@@ -172,7 +173,7 @@ class Layout:
             else:
                 fetches.append(self._one(key, want, known if not whole and known is not ... else None))
         for key, parts in shards.items():
-            fetches += _coalesce(key, parts, self.codec.bytes)
+            fetches += _coalesce(key, parts, self._memory)
         return fetches, absent
 
     def _one(self, key: str, want: Want, head: Any) -> Fetch:
@@ -183,8 +184,8 @@ class Layout:
             except ValueError as error:
                 raise DamagedChunkError(want.chunk, str(error)) from None
         if span is None:
-            return Fetch(key, 0, WHOLE, [Part(want, 0, WHOLE, 0, None)], self.codec.bytes)
-        return Fetch(key, *span, [Part(want, *span, span[0], frame)], self.codec.bytes)
+            return Fetch(key, 0, WHOLE, [Part(want, 0, WHOLE, 0, None)], self._memory)
+        return Fetch(key, *span, [Part(want, *span, span[0], frame)], self._memory)
 
     def _pays(self, want: Want) -> bool:
         """Whether fetching these rows alone saves enough."""
@@ -212,14 +213,14 @@ class Layout:
         return index.reshape(*self._shard, 2)
 
 
-def _coalesce(key: str, parts: Sequence[Part], most: int) -> list[Fetch]:
+def _coalesce(key: str, parts: Sequence[Part], memory: int) -> list[Fetch]:
     """Requests for chunks of one shard: neighbours in the file come together."""
     found: list[Fetch] = []
     for part in sorted(parts, key=lambda p: p.start):
         last = found[-1] if found else None
         if last is not None and part.start - last.stop <= _GAP and part.stop - last.start <= _LONGEST:
             stop = max(last.stop, part.stop)
-            found[-1] = last._replace(stop=stop, parts=[*last.parts, part], most=last.most + most)
+            found[-1] = last._replace(stop=stop, parts=[*last.parts, part], memory=last.memory + memory)
         else:
-            found.append(Fetch(key, part.start, part.stop, [part], most))
+            found.append(Fetch(key, part.start, part.stop, [part], memory))
     return found

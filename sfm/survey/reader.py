@@ -237,7 +237,7 @@ class _Window:
         return self.transfers.fetch(self.survey.objects, key, start, stop, keep_as=self.survey.identity)
 
     def _send(self, fetch: Fetch) -> None:
-        self.transfers.take(fetch.most)
+        self.transfers.take(fetch.memory)
         done: Future[None] = Future()
         self.done.append(done)
 
@@ -262,7 +262,7 @@ class _Window:
         except BaseException as error:  # noqa: BLE001 - the window's reader gets it as a sentence
             self._fail(fetch, self._sentence(part.want.chunk, error), done)
         else:
-            self.transfers.give(fetch.most)
+            self.transfers.give(fetch.memory)
             done.set_result(None)
 
     def _decode(self, fetch: Fetch, part: Part, data: Bytes) -> None:
@@ -305,7 +305,7 @@ class _Window:
 
     def _fail(self, fetch: Fetch, error: BaseException, done: Future[None]) -> None:
         self._abandon([part.want.chunk for part in fetch.parts], error)
-        self.transfers.give(fetch.most)
+        self.transfers.give(fetch.memory)
         done.set_exception(error)
 
     def _abandon(self, indices: Sequence[Index], error: BaseException) -> None:

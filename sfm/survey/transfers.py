@@ -22,7 +22,7 @@ class Transfers:
     """Fetches with as many requests in flight as pay, again where one fails, and decodes in threads of its own.
 
     Args:
-        memory: bytes that chunks on their way may take, encoded and decoded; one chunk is always let through.
+        memory: bytes that chunks on their way may take; one is always let through.
         decoders: threads that decode.
         most: requests in flight at most.
         disk: keeps what was fetched, as stored.
@@ -31,7 +31,7 @@ class Transfers:
 
     def __init__(
         self,
-        memory: int = 256 * 2**20,
+        memory: int = 512 * 2**20,
         decoders: int = 2,
         most: int = 128,
         disk: DiskCache | None = None,
