@@ -64,7 +64,7 @@ class Point:
 
     @property
     def decoded_rate(self) -> float:
-        """Decoded bytes a second."""
+        """Decoded bytes a second: what trials are compared by. What was fetched may wait for decoding yet."""
         return self.bytes_decoded / self.seconds
 
     @property
@@ -86,35 +86,33 @@ class Point:
 
 def saturating(points: Sequence[Point]) -> Point:
     """The point with the fewest requests in flight that brings the best rate, but for five percent."""
-    best = max(point.rate for point in points)
-    return min((point for point in points if point.rate * GAIN >= best), key=lambda point: point.in_flight)
+    best = max(point.decoded_rate for point in points)
+    return min((point for point in points if point.decoded_rate * GAIN >= best), key=lambda point: point.in_flight)
 
 
 def still_rising(points: Sequence[Point]) -> bool:
     """Whether the last point brought more than all before it: nothing is known of the next one."""
-    return len(points) == 1 or points[-1].rate > GAIN * max(point.rate for point in points[:-1])
+    return len(points) == 1 or points[-1].decoded_rate > GAIN * max(point.decoded_rate for point in points[:-1])
 
 
 def enough(points: Sequence[Point]) -> bool:
     """Whether more requests in flight are not worth a trial: the last two steps brought nothing. One may be chance."""
     if len(points) < 3:
         return False
-    best = max(point.rate for point in points[:-2])
-    return max(point.rate for point in points[-2:]) <= GAIN * best
+    best = max(point.decoded_rate for point in points[:-2])
+    return max(point.decoded_rate for point in points[-2:]) <= GAIN * best
 
 
 def verdict(points: Sequence[Point]) -> list[str]:
     """Which number of requests saturates, and what limits there, in sentences."""
     point = saturating(points)
     core = max((p.decode_rate for p in points if p.decode_seconds), default=math.nan)
+    brings = f"{_mb(point.decoded_rate)} MB/s decoded, {_mb(point.rate)} MB/s from the store"
     said = []
     if still_rising(points):
-        said.append(
-            f"{point.in_flight} in flight are not enough: what comes still grows, "
-            f"to {_mb(point.rate)} MB/s; try more with --most"
-        )
+        said.append(f"{point.in_flight} in flight are not enough: more still bring more ({brings}); try --most")
     else:
-        said.append(f"{point.in_flight} in flight saturate: {_mb(point.rate)} MB/s from the store, more bring no more")
+        said.append(f"{point.in_flight} in flight saturate: {brings}; more bring no more")
         said.append(_limit(point, core))
     if not math.isnan(core):
         said.append(f"one core decodes {core / 1e9:.2g} GB/s of what this survey holds, scaling included")
@@ -153,13 +151,15 @@ class Bench:
         self._met = math.prod(
             chunks_met(n, w, c) for n, w, c in zip(survey.shape, self.window, survey.chunks, strict=True)
         )
+        parts = 1 if survey.array.shards is None else math.ceil(self._met)  # neighbours in a shard come together
+        self._request_bytes = parts * survey.layout.codec.bytes
         self._live = np.argwhere(survey.trace_mask)
         if not len(self._live):
             raise SurveyError(f"{survey.url}: no trace is live; there is nothing to read")
 
     def levels(self, most: int) -> list[int]:
         """1, 2, 4 ... up to `most`, as far as memory for the chunks goes; 1 in any case."""
-        fits = max(1, self.memory // self.survey.layout.codec.bytes)
+        fits = max(1, self.memory // self._request_bytes)
         return [n for n in (2**k for k in range(most.bit_length())) if n <= min(most, fits)]
 
     def measure(self, in_flight: int, seconds: float = 3.0, seed: int = 0) -> Point:
@@ -170,7 +170,9 @@ class Bench:
         """
         # A layout of its own: what another trial has learnt about the chunks saves requests.
         survey = replace(self.survey, layout=Layout(self.survey.array, self.survey.url))
-        transfers = Transfers(memory=self.memory, decoders=self.cpus, most=in_flight, fixed=True)
+        # Chunks that wait for decoding are not to pile up: what is fetched would not be what comes through.
+        memory = min(self.memory, (in_flight + in_flight // 2 + 2 * self.cpus) * self._request_bytes)
+        transfers = Transfers(memory, self.cpus, in_flight, fixed=True)
         reader = WindowReader(survey, transfers=transfers, keep=False)
         threads = max(2, math.ceil(2 * in_flight / self._met))  # some decode or start while others fetch
         took: list[float] = []
@@ -187,7 +189,9 @@ class Bench:
         with contextlib.closing(transfers), ThreadPoolExecutor(threads, thread_name_prefix="bench") as pool:
             jobs = [pool.submit(work, number) for number in range(threads)]
             try:
-                self._wait(jobs, lambda: transfers.meter.now().requests >= in_flight, seconds / 10, seconds)
+                self._wait(
+                    jobs, lambda: bool(took) and transfers.meter.now().requests >= 2 * in_flight, seconds / 10, seconds
+                )
                 before, windows, start = transfers.meter.now(), len(took), _Clock()
                 least = before.requests + in_flight
                 self._wait(jobs, lambda: transfers.meter.now().requests >= least, seconds, seconds)
@@ -316,7 +320,7 @@ def plot_png(points: Sequence[Point], title: str) -> bytes:
     axes.axvline(point.in_flight, color="#f2a900", linewidth=1.2, zorder=0)
     left = across.index(point.in_flight) < len(across) / 2
     axes.annotate(
-        f"{word} {point.in_flight} in flight\n{_mb(point.rate)} MB/s",
+        f"{word} {point.in_flight} in flight\n{_mb(point.decoded_rate)} MB/s decoded",
         (point.in_flight, 0.03), xycoords=axes.get_xaxis_transform(), xytext=(6 if left else -6, 0),
         textcoords="offset points", fontsize=10, ha="left" if left else "right",
     )  # fmt: skip

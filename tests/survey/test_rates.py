@@ -67,7 +67,7 @@ def test_the_fewest_requests_that_bring_what_the_store_gives(
     [
         ({}, "the store, or the way to it, limits: 20% of 2 CPUs in use here"),
         (
-            {"cpu_seconds": 1.9, "bytes_decoded": 15e8, "decode_seconds": 1.5},
+            {"cpu_seconds": 1.9, "decode_seconds": 1.5},
             "decoding limits: it takes 79% of the CPU time, 95% of 2 CPUs",
         ),
         ({"cpu_seconds": 1.9}, "this machine's CPUs limit (95% of 2 CPUs in use here): decoding takes 21% of that"),
@@ -79,14 +79,18 @@ def test_the_fewest_requests_that_bring_what_the_store_gives(
     ],
 )
 def test_what_limits(fields: dict, sentence: str) -> None:
-    said = verdict([point(1, 200), point(2, 400, **fields), point(4, 401)])
-    assert said[0] == "2 in flight saturate: 400 MB/s from the store, more bring no more"
+    slow = {"decode_seconds": fields["decode_seconds"]} if "decode_seconds" in fields else {}
+    said = verdict([point(1, 200, **slow), point(2, 400, **fields), point(4, 401, **slow)])
+    assert saturating([point(1, 400), point(2, 400, bytes_decoded=8e8)]).in_flight == 2  # what comes through counts
+    assert said[0] == "2 in flight saturate: 400 MB/s decoded, 400 MB/s from the store; more bring no more"
     assert said[1].startswith(sentence)
 
 
 def test_not_saturated_and_nothing_decoded() -> None:
     said = verdict([point(1, 20), point(2, 40, decode_seconds=0.02)])
-    assert said[0] == "2 in flight are not enough: what comes still grows, to 40 MB/s; try more with --most"
+    assert said[0] == (
+        "2 in flight are not enough: more still bring more (40 MB/s decoded, 40 MB/s from the store); try --most"
+    )
     assert said[-1] == "one core decodes 2 GB/s of what this survey holds, scaling included"
     nothing = point(1, 1, bytes_decoded=0, decode_seconds=0.0, windows=0, p50=math.nan)
     assert len(verdict([nothing])) == 1
@@ -148,17 +152,17 @@ def test_the_command_as_json() -> None:
 
 def test_as_many_are_in_flight_as_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
-    with Bucket(root, latency=0.03) as bucket:
+    with Bucket(root, latency=0.1) as bucket:
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
-        bench = Bench(open_survey("s3://lab/s.mdio"), (16, 16, 16))
+        bench = Bench(open_survey("s3://lab/s.mdio"), (4, 4, 4))
         for in_flight in (1, 2, 24):
             bucket.reset()
             got = bench.measure(in_flight, 0.5)
-            assert bucket.stats()["peak"] == in_flight
+            assert 0.8 * in_flight <= bucket.stats()["peak"] <= in_flight
             assert got.in_flight == in_flight
             # No more requests in a second than fit into it one after the other, times those side by side.
-            assert 0 < got.requests / got.seconds < 1.2 * in_flight / 0.03
+            assert 0 < got.requests / got.seconds < 1.2 * in_flight / 0.1
             assert got.fetch_seconds / got.seconds < 1.2 * in_flight
     assert threading.active_count() == before
 
