@@ -22,7 +22,7 @@ def open_all(spec: JobSpec) -> list[Survey]:
     Raises:
         SurveyError: one of them cannot be opened.
     """
-    return [open_survey(source.url, source.storage) for source in spec.surveys]
+    return [open_survey(source.url, source.storage, spec.window.shape) for source in spec.surveys]
 
 
 def sampler_of(spec: JobSpec, surveys: list[Survey]) -> Sampler:

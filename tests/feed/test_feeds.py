@@ -2,19 +2,23 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import zarr
 
 from sfm.feed.direct import direct_feed
 from sfm.feed.order import RankOrder
-from sfm.feed.ray_data import ray_feed
+from sfm.feed.ray_data import _Reader, ray_feed
 from sfm.feed.source import SampleSource
 from sfm.spec import parse_spec
 from sfm.survey.mdio import open_survey
+from sfm.survey.meter import Reading
 from sfm.survey.statistics import estimate
+from sfm.train.step import CPU, MicroBatch
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,35 @@ def test_direct_feed_equals_asking_one_by_one(survey, ahead):
         assert equal(batch, source.training([order.sample(3 + number * 3 + k) for k in range(3)]))
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [("float16", 2e-3), ("bfloat16", 1e-2)])
+def test_short_number_formats_round_the_same_windows(survey, dtype, bound):
+    exact = MicroBatch.of(source_of(job(survey), range(4))[0].training([5, 6])).voxels
+    short = MicroBatch.of(
+        source_of(job(survey, window={"shape": [8, 12, 16], "dtype": dtype}), range(4))[0].training([5, 6])
+    )
+    assert str(short.voxels.dtype) == f"torch.{dtype}"
+    assert torch.equal(short.voxels.isnan(), exact.isnan())
+    torch.testing.assert_close(short.to(CPU).voxels, exact, rtol=bound, atol=1e-4, equal_nan=True)
+
+
+def test_reading_is_counted_once(survey):
+    source, _ = source_of(job(survey), range(4))
+    order = RankOrder.of(source.spec, 0)
+    batches = list(direct_feed(source, order, 0, 30, 4, ahead=3))
+    assert [len(batch["voxels"]) for batch in batches] == [4] * 7 + [2]
+    counted = Reading.of_rows(np.concatenate([batch["reading"] for batch in batches]))
+    seen = source.transfers.meter.now()
+    assert counted.bytes_fetched == seen.bytes_fetched > 0
+    assert counted.cache_hits + counted.cache_misses == seen.cache_hits + seen.cache_misses >= 30
+
+
+def test_a_job_with_another_batch_size_goes_on_behind_what_was_consumed():
+    before = [RankOrder(6, 2, rank).sample(at) for rank in range(2) for at in range(3 * 4)]
+    after = [RankOrder(8, 4, rank, first=24).sample(at) for rank in range(4) for at in range(2 * 5)]
+    assert sorted(before) == list(range(24))
+    assert sorted(after) == list(range(24, 24 + 40))
+
+
 def test_slabs_of_a_sample_make_up_the_window(survey):
     spec = job(survey)
     whole, _ = source_of(spec, range(4))
@@ -115,6 +148,38 @@ def test_ray_feed_equals_direct_feed_even_when_its_reader_dies(survey, monkeypat
             os.kill(_reader_pid(), signal.SIGKILL)
     assert number == 39
     assert next(expected, None) is None
+
+
+@pytest.mark.usefixtures("connected")
+def test_what_lies_ahead_keeps_within_its_budget(survey, tmp_path, monkeypatch):
+    """The rank stops; the reader stops too, once the blocks that may lie ahead do."""
+    asked = tmp_path / "asked"
+    monkeypatch.setattr("sfm.feed.ray_data._Reader", _counting_reader(asked))
+    spec = job(survey, batch={"size": 512}, parallel={"workers": 1}, resources={"reader_cpus": 1, "ahead_mib": 12})
+    source, statistics = source_of(spec, range(4))
+    batches = ray_feed(spec, statistics, source.rows, RankOrder.of(spec, 0), 0, 512 * 60)
+    block = 512 * 4 * 8 * 12 * 16  # bytes: a micro-batch, 3 MiB
+    next(batches)
+    deadline, seen, since = time.monotonic() + 60, 0, time.monotonic()
+    while time.monotonic() < deadline and time.monotonic() - since < 4:  # until it has made none for a while
+        now = len(asked.read_text())
+        if now != seen:
+            seen, since = now, time.monotonic()
+        time.sleep(0.1)
+    batches.close()
+    # In the store, in hand, in the rank's two prefetched batches, and the two that the actor reads by itself.
+    assert 2 <= seen <= 12 * 2**20 // block + 2 + 2 + 2
+    assert seen < 30  # of 60
+
+
+def _counting_reader(path):
+    class Counting(_Reader):
+        def __call__(self, numbers):
+            with path.open("a") as file:
+                file.write("x")
+            return super().__call__(numbers)
+
+    return Counting
 
 
 def _reader_pid():
