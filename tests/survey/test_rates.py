@@ -159,7 +159,7 @@ def test_as_many_are_in_flight_as_asked_for(root: Path, monkeypatch: pytest.Monk
         for in_flight in (1, 2, 24):
             bucket.reset()
             got = bench.measure(in_flight, 0.5)
-            assert 0.8 * in_flight <= bucket.stats()["peak"] <= in_flight
+            assert 0.9 * in_flight <= bucket.stats()["peak"] <= in_flight
             assert got.in_flight == in_flight
             # No more requests in a second than fit into it one after the other, times those side by side.
             assert 0 < got.requests / got.seconds < 1.2 * in_flight / 0.1
@@ -171,7 +171,7 @@ def test_memory_bounds_how_many(root: Path) -> None:
     survey = open_survey(str(root / "lab/s.mdio"))
     assert Bench(survey, (8, 8, 8)).levels(64) == [1, 2, 4, 8, 16, 32, 64]
     assert Bench(survey, (8, 8, 8)).levels(7) == [1, 2, 4]
-    assert Bench(survey, (8, 8, 8), memory=5 * 8**3 * 4).levels(64) == [1, 2, 4]
+    assert Bench(survey, (8, 8, 8), memory=10 * 8**3 * 4).levels(64) == [1, 2, 4]
     assert Bench(survey, (8, 8, 8), memory=1).levels(64) == [1]
 
 
