@@ -1,10 +1,12 @@
 """What does a window of a survey cost to read from S3, next to the ways in which others would read it?
 
 One MDIO v1 survey of 512 x 512 x 512 float32 in chunks of 128 x 128 x 128, as MDIO writes it (Blosc: zstd, level 5,
-shuffled), uncompressed, and in ZFP (half as long along each axis). Amplitudes are band-limited random reflectivity with
+shuffled), uncompressed, and in ZFP (all lengths halved). Amplitudes are band-limited random reflectivity with
 full mantissas, so that Blosc packs them about as well as it does recorded data. The server (`benchmarks/bucket.py`) is
 on this machine. Readers take turns; each works in a process of its own, which has opened the survey and read nothing
-from it, and reads the same windows of 256 x 256 x 256 as the others. All must give the same bits, or there is no result.
+from it, and reads the same windows of 256 x 256 x 256 as the others, one after the other. All must give the same bits,
+or there is no result. The first window opens connections and has the system hand out memory that later ones use again:
+what is measured without it stands beside, as "warm".
 
 Compared are decoded bytes of windows for each second of processor time (user and system, of the reading process alone,
 from the first window asked for to the last one had). On a machine that trains, reading takes its processors from the
@@ -16,13 +18,14 @@ rest of the input, and wall time depends on the network; it is reported too. The
     zarrs        zarr with the pipeline of zarrs, which fetches and decodes in Rust
     tensorstore  TensorStore's zarr3 driver over its own S3 client
     xarray       multidimio's open_mdio: xarray and dask over zarr and s3fs
-    limit        no reader: fetch whole every chunk that a window touches (obstore, eight threads), and decode it
+    limit        no reader: fetch whole every chunk that a window touches (obstore, eight at a time), and decode it
                  (numcodecs, one thread) into the same memory each time. Nothing is put in its place, so whoever reads
                  whole chunks cannot get there; who fetches and decodes parts of chunks may get beyond.
 
     make bench-read      last line: {"vs_s3fs": their processor seconds / ours, ..., "of_limit": the limit's / ours,
                          ...}: windows anywhere, Blosc, http. The same ratios for windows on chunk borders, other
-                         encodings and https are in "aligned", "uncompressed", "zfp" and "tls"; null: it cannot read it
+                         encodings and https are in "aligned", "uncompressed", "zfp" and "tls", all five without the
+                         first window in "warm"; null: it cannot read it
 
 Ratios are taken within a round, where the machine is the same for all, then their median.
 """
@@ -30,6 +33,7 @@ Ratios are taken within a round, where the machine is the same for all, then the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import itertools
 import json
@@ -41,7 +45,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -87,7 +90,7 @@ class Sizes(NamedTuple):
 
     def of(self, survey: str) -> Sizes:
         """ZFP decodes so slowly that half is enough."""
-        return self._replace(size=self.size // 2, window=self.window // 2) if survey == "zfp" else self
+        return Sizes(*(n // 2 for n in self)) if survey == "zfp" else self
 
     def origins(self, count: int, seed: int, *, aligned: bool) -> list[Index]:
         """Where windows begin."""
@@ -226,47 +229,56 @@ class Spent(NamedTuple):
     def since(self, began: Spent) -> Spent:
         return Spent(self.wall - began.wall, self.cpu - began.cpu)
 
-    def and_(self, other: Spent) -> Spent:
-        return Spent(self.wall + other.wall, self.cpu + other.cpu)
 
-
-def time_reader(name: str, place: Place, origins: list[Index]) -> tuple[Spent, str]:
-    """Runs in a process of its own: what the windows took, and what they hold as one sum."""
+def time_reader(name: str, place: Place, origins: list[Index]) -> tuple[list[Spent], str]:
+    """Runs in a process of its own: what each window took, and what they hold as one sum."""
     read = READERS[name](place)
-    spent, digest = Spent(0, 0), hashlib.sha256()
+    spent, digest = [], hashlib.sha256()
     for origin in origins:
         began = Spent.now()
         window = read(origin)
-        spent = spent.and_(Spent.now().since(began))
+        spent.append(Spent.now().since(began))
         digest.update(np.ascontiguousarray(window, "<f4").data)
         del window  # before the next one is read: nobody needs memory for two
     return spent, digest.hexdigest()
 
 
-def time_limit(place: Place, folder: Path, touched: list[str]) -> tuple[Spent, Spent]:
-    """Runs in a process of its own: fetching the chunks, and decoding them."""
-    import numcodecs
+async def fetch_all(store: Any, touched: list[list[str]]) -> list[Spent]:
+    """Fetch these objects, eight at a time, and forget them. A thread that waits for a body is woken for each part of
+    it, over TLS every 16 KiB; here the threads of obstore put it together among themselves."""
     import obstore
 
-    store, room = place.rust(), np.empty(0, np.uint8)
-    obstore.get(store, f"{ARRAY}/zarr.json").bytes()  # connects, as readers do when they open
-    with ThreadPoolExecutor(8) as threads:
+    await obstore.get_async(store, f"{ARRAY}/zarr.json")  # connects, as readers do when they open
+    turns, spent = asyncio.Semaphore(8), []
+
+    async def fetch(key: str) -> None:
+        async with turns:
+            await (await obstore.get_async(store, key)).bytes_async()
+
+    for keys in touched:
         began = Spent.now()
-        for size in threads.map(lambda key: len(obstore.get(store, key).bytes()), touched):
-            assert size > 0
-        fetching = Spent.now().since(began)
+        await asyncio.gather(*map(fetch, keys))
+        spent.append(Spent.now().since(began))
+    return spent
+
+
+def time_limit(place: Place, folder: Path, touched: list[list[str]]) -> tuple[list[Spent], list[Spent]]:
+    """Runs in a process of its own: fetching the chunks of each window, and decoding them."""
+    import numcodecs
+
+    fetching, decoding = asyncio.run(fetch_all(place.rust(), touched)), []
     numcodecs.blosc.use_threads = False
-    decoding = Spent(0, 0)
-    for key in touched:
-        data = (folder / BUCKET / f"{place.survey}.mdio" / key).read_bytes()
-        if place.survey == "blosc" and not room.size:
-            room = np.empty_like(np.frombuffer(numcodecs.blosc.decompress(data), np.uint8))
+    survey = folder / BUCKET / f"{place.survey}.mdio"
+    room = np.empty(len((survey.with_name("uncompressed.mdio") / touched[0][0]).read_bytes()), np.uint8)
+    for keys in touched:
+        stored = [(survey / key).read_bytes() for key in keys]
         began = Spent.now()
-        if place.survey == "blosc":
-            numcodecs.blosc.decompress(data, room)
-        elif place.survey == "zfp":
-            numcodecs.ZFPY().decode(data)
-        decoding = decoding.and_(Spent.now().since(began))
+        for data in stored:
+            if place.survey == "blosc":
+                numcodecs.blosc.decompress(data, room)
+            elif place.survey == "zfp":
+                numcodecs.ZFPY().decode(data)
+        decoding.append(Spent.now().since(began))
     return fetching, decoding
 
 
@@ -339,7 +351,7 @@ def write_surveys(folder: Path, sizes: Sizes) -> None:
             coordinate[...] = np.arange(size)
         mask = group.create_array("trace_mask", shape=live.shape, dtype=bool, dimension_names=names[:2])
         mask[...] = live
-        shape, chunks = (size,) * 3, (sizes.chunk,) * 3
+        shape, chunks = (size,) * 3, (sizes.of(name).chunk,) * 3
         arrays[name] = group.create_array(
             ARRAY, shape=shape, chunks=chunks, dtype="float32", fill_value=np.nan, dimension_names=names, **codecs
         )
@@ -376,59 +388,91 @@ def reflectivity(rows: slice, size: int) -> np.ndarray:
     return noise / noise.std()
 
 
+class Result(NamedTuple):
+    """Of one reader in one round of a case."""
+
+    gigabytes: float
+    """Of one window, decoded, in 10^9 bytes."""
+    spent: dict[str, list[Spent]]
+    """By part of the work, for each window; a reader's is all in one."""
+    fetched: float
+    """Bytes that the server sent for each byte of the windows."""
+
+    def seconds(self, kind: str, *, warm: bool = False, part: str | None = None) -> float:
+        """For a window, on average.
+
+        Args:
+            kind: "cpu" or "wall".
+            warm: leave out the first window, unless there is no other.
+            part: of the work alone.
+        """
+        parts = [self.spent[part]] if part else self.spent.values()
+        return sum(
+            statistics.mean(getattr(spent, kind) for spent in (many[1:] if warm and len(many) > 1 else many))
+            for many in parts
+        )
+
+
+Round = dict[str, dict[str, Result]]
+"""By case, by reader."""
+
+
 def measure(
     buckets: dict[bool, Bucket], folder: Path, sizes: Sizes, count: int, number: int
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
+) -> tuple[Round, dict[str, dict[str, str]]]:
     """One round: for each case what every reader spent and fetched, and why one does not read it.
 
     Raises:
         SystemExit: readers do not agree.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: Round = {}
     refused: dict[str, dict[str, str]] = {}
     for title, case in CASES.items():
         survey, bucket = sizes.of(case.survey), buckets[case.tls]
         place = Place(bucket.endpoint_url, bucket.ca_file, case.survey, survey.window)
         origins = survey.origins(count, WINDOW_SEED + number, aligned=case.aligned)
-        useful = 4 * survey.window**3 * count
+        gigabytes = 4 * survey.window**3 / 1e9
         results, sums = found.setdefault(title, {}), {}
         for name in READERS:
             bucket.reset()
             try:
                 spent, sums[name] = alone(bucket.ca_file, time_reader, name, place, origins)
+                results[name] = Result(gigabytes, {"all": spent}, bucket.stats()["bytes"] / 1e9 / gigabytes / count)
             except UnreadableError as error:
                 refused.setdefault(title, {})[name] = str(error)
-                continue
-            results[name] = {**spent._asdict(), "fetched": bucket.stats()["bytes"] / useful}
         if len(set(sums.values())) != 1:
             raise SystemExit(f"no result: the readers do not agree on the same windows ({title}): {sums}")
-        touched = [key for origin in origins for key in survey.touched(origin)]
         bucket.reset()
+        touched = [survey.touched(origin) for origin in origins]
         fetching, decoding = alone(bucket.ca_file, time_limit, place, folder, touched)
-        results[LIMIT] = {**fetching.and_(decoding)._asdict(), "fetched": bucket.stats()["bytes"] / useful}
-        results[LIMIT] |= {"fetch_cpu": fetching.cpu, "decode_cpu": decoding.cpu}
-        for result in results.values():
-            result["useful"] = useful
+        parts = {"fetch": fetching} | ({"decode": decoding} if case.survey != "uncompressed" else {})
+        results[LIMIT] = Result(gigabytes, parts, bucket.stats()["bytes"] / 1e9 / gigabytes / count)
     return found, refused
 
 
-def ratios(rounds: list[dict[str, dict[str, Any]]], title: str) -> dict[str, float | None]:
+def ratios(rounds: list[Round], title: str, *, warm: bool = False) -> dict[str, float | None]:
     """Processor seconds of others over ours."""
 
     def ratio(name: str) -> float | None:
-        many = [found[title][name]["cpu"] / found[title]["ours"]["cpu"] for found in rounds if name in found[title]]
+        many = [
+            found[title][name].seconds("cpu", warm=warm) / found[title]["ours"].seconds("cpu", warm=warm)
+            for found in rounds
+            if name in found[title]
+        ]
         return round(statistics.median(many), 3) if many else None
 
     return {f"vs_{name}": ratio(name) for name in READERS if name != "ours"} | {"of_limit": ratio(LIMIT)}
 
 
-def rates(rounds: list[dict[str, dict[str, Any]]], title: str, seconds: str) -> dict[str, float]:
-    """Decoded GB (10^9 bytes) for each of these seconds, by reader."""
-    return {
-        name: round(statistics.median(f[title][name]["useful"] / 1e9 / f[title][name][seconds] for f in rounds), 3)
-        for name in rounds[0][title]
-        if seconds in rounds[0][title][name]
-    }
+def rates(rounds: list[Round], title: str, kind: str, *, warm: bool = False) -> dict[str, float]:
+    """Decoded GB for each of these seconds, by reader."""
+
+    def rate(name: str, part: str | None = None) -> float:
+        results = (found[title][name] for found in rounds)
+        return round(statistics.median(r.gigabytes / r.seconds(kind, warm=warm, part=part) for r in results), 3)
+
+    by_reader = {name: rate(name) for name in rounds[0][title]}
+    return by_reader | {f"{LIMIT}: {part}": rate(LIMIT, part) for part in rounds[0][title][LIMIT].spent}
 
 
 def main() -> None:
@@ -442,7 +486,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; its figures mean nothing")
     options = parser.parse_args()
     if options.quick:
-        options.size, options.chunk, options.window, options.windows, options.rounds = 192, 64, 128, 1, 1
+        options.size, options.chunk, options.window, options.windows, options.rounds = 192, 64, 128, 2, 1
     with tempfile.TemporaryDirectory() as temporary:
         print(json.dumps(run(options, options.folder or Path(temporary))))
 
@@ -462,27 +506,27 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if number >= 0:
                 rounds.append(found)
                 loads.append(os.getloadavg()[0])
-    by_cpu, by_wall, fetched = {}, {}, {}
+    cpu = {title: rates(rounds, title, "cpu") for title in CASES}
+    warm = {title: rates(rounds, title, "cpu", warm=True) for title in CASES}
+    wall = {title: rates(rounds, title, "wall") for title in CASES}
+    fetched = {
+        title: {name: round(statistics.median(f[title][name].fetched for f in rounds), 2) for name in rounds[0][title]}
+        for title in CASES
+    }
     for title in CASES:
-        by_cpu[title], by_wall[title] = rates(rounds, title, "cpu"), rates(rounds, title, "wall")
-        by_cpu[title] |= {
-            f"{LIMIT} {part}": rate
-            for part in ("fetch", "decode")
-            for rate in rates(rounds, title, f"{part}_cpu").values()
-        }
-        fetched[title] = {
-            name: round(statistics.median(f[title][name]["fetched"] for f in rounds), 2) for name in rounds[0][title]
-        }
-        print(f"{title:14} GB a processor second, GB a second, bytes fetched for one of the window")
-        for name, rate in by_wall[title].items():
-            print(f"  {name:12} {by_cpu[title][name]:22.3f} {rate:12.3f} {fetched[title][name]:34.2f}")
+        print(f"{title:15} GB a processor second; without the first window; GB a second; bytes fetched for one read")
+        for name, rate in cpu[title].items():
+            sent = fetched[title].get(name, "")
+            print(f"  {name:13} {rate:22.3f} {warm[title][name]:26.3f} {wall[title][name]:13.3f} {sent:>27}")
         for name, reason in refused.get(title, {}).items():
-            print(f"  {name:12} skipped: {reason}")
+            print(f"  {name:13} skipped: {reason}")
     return {
         **ratios(rounds, "random"),
         **{title: ratios(rounds, title) for title in CASES if title != "random"},
-        "gb_per_cpu_second": by_cpu,
-        "gb_per_second": by_wall,
+        "warm": {title: ratios(rounds, title, warm=True) for title in CASES},
+        "gb_per_cpu_second": cpu,
+        "gb_per_cpu_second_warm": warm,
+        "gb_per_second": wall,
         "fetched": fetched,
         "rounds": options.rounds,
         "windows": options.windows,

@@ -31,13 +31,14 @@ def test_a_tiny_run_ends_with_its_figures():
     assert found["vs_s3fs"] == pytest.approx(speeds["ours"] / speeds["s3fs"], rel=0.05)  # one round: no medians
     assert speeds.keys() >= {*read.READERS, "limit"}
     assert 1.1 < found["blosc_ratio"] < 1.4  # as recorded data packs
+    assert found["warm"]["random"].keys() == RATIOS
     whole = found["fetched"]["random"]
     assert whole["s3fs"] == pytest.approx(whole["limit"], rel=0.01)
 
 
 def test_readers_that_disagree_give_no_result(monkeypatch):
     sums = iter("ab" * 100)
-    monkeypatch.setattr(read, "alone", lambda *_: (read.Spent(1, 1), next(sums)))
+    monkeypatch.setattr(read, "alone", lambda *_: ([read.Spent(1, 1)], next(sums)))
     bucket = type("Still", (), {"endpoint_url": "", "ca_file": None, "reset": lambda _: None})()
     bucket.stats = lambda: {"bytes": 1}
     with pytest.raises(SystemExit, match="do not agree"):
