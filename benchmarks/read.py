@@ -486,7 +486,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; its figures mean nothing")
     options = parser.parse_args()
     if options.quick:
-        options.size, options.chunk, options.window, options.windows, options.rounds = 192, 64, 128, 2, 1
+        options.size, options.chunk, options.window, options.windows, options.rounds = 128, 64, 80, 2, 1
     with tempfile.TemporaryDirectory() as temporary:
         print(json.dumps(run(options, options.folder or Path(temporary))))
 
