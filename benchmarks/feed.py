@@ -9,6 +9,9 @@ beside it, as a training step would. In turns, in every round:
     ray          a reader actor reads, Ray Data brings the windows over (feed: ray)
     slow         as direct, but every request waits 50 ms, 0.5 % are answered 503 and 0.5 % are cut short half way
 
+Before that, in a fresh process that has imported what it needs: the seconds from making a reader, which opens the
+survey, to its first window in hand (`first_window_s`, median).
+
 All must give the same windows, compared by a hash of each, in the same order, or there is no result.
 
     make bench-feed      last line: {"feed_of_direct": ..., "slow_of_direct": ...}; higher is better
@@ -102,6 +105,19 @@ def _hashes(columns: Columns) -> list[str]:
     return [hashlib.sha256(window[::8].tobytes()).hexdigest() for window in columns["voxels"]]
 
 
+def first_window(spec: JobSpec, stats: list[dict[str, Any]]) -> float:
+    """Seconds until a reader that is made now has its first window; in a process of its own."""
+    with mp.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_first_window, (spec, stats))
+
+
+def _first_window(spec: JobSpec, stats: list[dict[str, Any]]) -> float:
+    began = time.perf_counter()
+    source = SampleSource(spec, stats)
+    source.training([0])
+    return time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=512, help="voxels of the survey along each axis")
@@ -151,6 +167,7 @@ def run(options: argparse.Namespace, bucket: Bucket) -> dict[str, Any]:
     rates: dict[str, list[float]] = {name: [] for name in turns}
     expected: list[str] = []
     megabytes = 4 * options.window**3 / 1e6
+    firsts = [first_window(spec, stats) for _ in range(options.rounds)]
     with busy_core():
         for number in range(options.rounds):
             for name, turn in turns.items():
@@ -170,6 +187,7 @@ def run(options: argparse.Namespace, bucket: Bucket) -> dict[str, Any]:
         "feed_of_direct": against_direct("ray"),
         "slow_of_direct": against_direct("slow"),
         **{f"{name}_mb_s": round(statistics.median(found) * megabytes, 1) for name, found in rates.items()},
+        "first_window_s": round(statistics.median(firsts), 3),
         "rounds": options.rounds,
         "windows": options.windows,
         "server": faults,

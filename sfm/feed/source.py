@@ -38,7 +38,8 @@ class SampleSource:
         self.spec = spec
         self.rows = rows if rows is not None else range(spec.grid[0])
         self.type = storage_type(spec.window.dtype)
-        surveys = open_all(spec)
+        _, *across = spec.window.shape
+        surveys = open_all(spec, (len(self.rows) * spec.model.patch[0], across[0], across[1]))
         resources = spec.resources
         self.disk = (
             DiskCache(resources.disk_cache, int(resources.disk_cache_gib * 2**30)) if resources.disk_cache else None

@@ -217,7 +217,12 @@ def _s3fs(key: tuple[Any, ...], storage: Storage, asynchronous: bool) -> Any:
     import s3fs
 
     # fsspec's own cache does not look at the environment: it would hand out a client with earlier credentials.
-    return s3fs.S3FileSystem(asynchronous=asynchronous, skip_instance_cache=True, **storage_options(key[0], storage))
+    options = storage_options(key[0], storage)
+    if not asynchronous:  # whoever reads chunks makes requests again by himself, and counts
+        options["config_kwargs"]["retries"] = {"mode": "standard", "total_max_attempts": 1}
+    files = s3fs.S3FileSystem(asynchronous=asynchronous, skip_instance_cache=True, **options)
+    files.retries = files.retries if asynchronous else 1
+    return files
 
 
 def _is_not_about_sessions(record: logging.LogRecord) -> bool:

@@ -18,15 +18,13 @@ import zarr
 from sfm.spec import Storage
 from sfm.survey.clients import SurveyError
 from sfm.survey.copies import Copy, cheapest, difference, dimension_names
+from sfm.survey.failures import PASSING, status
 from sfm.survey.layout import Layout
 from sfm.survey.objects import Objects, objects_at
 from sfm.survey.pacing import Backoff
 from sfm.survey.store import explain, not_mdio, open_group
-from sfm.survey.transfers import status
 
 _DEFAULT_STORAGE = Storage()
-_PASSING = (429, 500, 502, 503, 504)
-"""HTTP status of what may go better a moment later."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +83,7 @@ def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE, window: tuple[int
             return survey if window is None else _for_windows(survey, group, window)
         except SurveyError as error:
             # A store that is asked by many at once, as at the start of a job, refuses some of them for a moment.
-            passing = any(status(cause) in _PASSING for cause in _chain(error))
+            passing = any(status(cause) in PASSING for cause in _chain(error))
             pause = backoff.pause(attempt, time.monotonic() - began, random.random()) if passing else None
             if pause is None:
                 raise

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Reading:
-    """Sums since a reader began, or between two moments. Seconds are added up over threads."""
+    """Sums since a reader began, or between two moments, over all threads."""
 
     requests: float = 0
     """Requests made of stores, repeated ones included."""
@@ -30,7 +30,7 @@ class Reading:
     fetch_seconds: float = 0.0
     """Seconds from a request to the end of its body."""
     decode_seconds: float = 0.0
-    """Seconds of decoding, scaling and placing."""
+    """Processor seconds of decoding, scaling and placing."""
     queued: float = 0
     """Requests that waited for their turn, when they were made."""
 

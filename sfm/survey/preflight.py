@@ -5,6 +5,7 @@ from __future__ import annotations
 from sfm.spec import JobSpec
 from sfm.survey.mdio import Survey, open_survey
 from sfm.survey.sampler import Area, Sampler
+from sfm.survey.split import Index
 
 
 def check(spec: JobSpec) -> None:
@@ -16,13 +17,16 @@ def check(spec: JobSpec) -> None:
     sampler_of(spec, open_all(spec))
 
 
-def open_all(spec: JobSpec) -> list[Survey]:
+def open_all(spec: JobSpec, window: Index | None = None) -> list[Survey]:
     """The surveys of `spec`, in its order.
+
+    Args:
+        window: voxels of what will be read at a time, to choose among copies of a survey in other chunks.
 
     Raises:
         SurveyError: one of them cannot be opened.
     """
-    return [open_survey(source.url, source.storage, spec.window.shape) for source in spec.surveys]
+    return [open_survey(source.url, source.storage, window) for source in spec.surveys]
 
 
 def sampler_of(spec: JobSpec, surveys: list[Survey]) -> Sampler:

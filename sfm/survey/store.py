@@ -20,6 +20,7 @@ from sfm.survey.clients import (
     s3_place,
     s3fs_client,
 )
+from sfm.survey.failures import PASSING, status
 from sfm.survey.objects import objects_at
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ def explain(error: BaseException, url: str, storage: Storage, *, action: str = "
             return SurveyError(
                 f"{url}: {place} sent nothing for {READ_SECONDS} seconds; check the network, or try again later"
             )
+    answered = next((status(cause) for cause in causes if status(cause) in PASSING), None)
+    if answered:
+        return SurveyError(
+            f"{url}: {place} is overloaded or out of order: it answered {answered}, asked again and again; "
+            "try later, or with fewer workers at a time"
+        )
     return SurveyError(f"{url}: cannot {action} it: {type(error).__name__}: {_first_line(error)}")
 
 

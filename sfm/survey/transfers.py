@@ -13,6 +13,7 @@ from typing import Any
 
 from sfm.survey.cache import DiskCache
 from sfm.survey.clients import SurveyError
+from sfm.survey.failures import is_final, is_throttling
 from sfm.survey.meter import Meter
 from sfm.survey.objects import Bytes, DamagedError, Objects
 from sfm.survey.pacing import Backoff, Concurrency
@@ -175,29 +176,3 @@ class Transfers:
         with self._lock:
             full = bool(self._waiting)
             self._pace.done(now, size, full=full, throttled=throttled)
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether the same request would fail again: what is refused stays refused."""
-    from obstore import exceptions as rust
-
-    refused = (PermissionError, rust.PermissionDeniedError, rust.UnauthenticatedError, rust.NotSupportedError)
-    if isinstance(error, (*refused, rust.InvalidPathError, IsADirectoryError, NotADirectoryError)):
-        return True
-    if isinstance(error, SurveyError):
-        return not isinstance(error, DamagedError)
-    return status(error) in (400, 401, 403, 405, 416)
-
-
-def is_throttling(error: BaseException) -> bool:
-    """Whether the store asks for fewer requests."""
-    return status(error) in (429, 503)
-
-
-def status(error: BaseException) -> int | None:
-    """The HTTP status that an error of obstore or s3fs tells of."""
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    if isinstance(response, dict):
-        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
-    _, found, rest = str(error).partition("status code: ")
-    return int(rest[:3]) if found and rest[:3].isdigit() else None

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
+from sfm.survey.failures import is_final, is_throttling, status
 from sfm.survey.objects import DamagedError
 from sfm.survey.pacing import Backoff
-from sfm.survey.transfers import Transfers, is_final, is_throttling, status
+from sfm.survey.transfers import Transfers
 
 HASTY = Backoff(first=0.0001, attempts=5)
 
