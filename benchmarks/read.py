@@ -480,7 +480,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="voxels of the survey along each axis")
     parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--window", type=int, default=256)
-    parser.add_argument("--windows", type=int, default=3, help="windows that a reader reads in each round")
+    parser.add_argument("--windows", type=int, default=2, help="windows that a reader reads in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where surveys are kept for the next run; default: they are not")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; its figures mean nothing")
@@ -505,6 +505,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if number >= 0:
                 rounds.append(found)
                 loads.append(os.getloadavg()[0])
+            print(f"round {number + 1} of {options.rounds}, load {os.getloadavg()[0]:.2f}", flush=True)
     cpu = {title: rates(rounds, title, "cpu") for title in CASES}
     warm = {title: rates(rounds, title, "cpu", warm=True) for title in CASES}
     wall = {title: rates(rounds, title, "wall") for title in CASES}
