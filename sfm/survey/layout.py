@@ -72,6 +72,11 @@ class Fetch(NamedTuple):
     memory: int
     """Bytes it takes on its way: clients hold a body twice while they put its pieces together."""
 
+    @property
+    def end(self) -> int | None:
+        """Where it stops in the object; None at its end."""
+        return None if self.stop == WHOLE else self.stop
+
 
 class Layout:
     """Plans requests for the chunks of one array. Threads may share it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -72,7 +71,6 @@ class WindowReader:
             chunks = math.prod(-(-n // c) for n, c in zip(survey.shape, survey.chunks, strict=True))
             keep = 2 * cache_bytes >= chunks * layout.codec.bytes
         self.cache = ChunkCache(cache_bytes) if keep else None
-        self._rooms = threading.local()
         self._looked = -math.inf
         self._owns_transfers = transfers is None
 
@@ -105,13 +103,6 @@ class WindowReader:
             self.transfers.close()
         if self.cache is not None:
             self.cache.clear()
-
-    def room(self) -> np.ndarray:
-        """A buffer of this thread's own for one decoded chunk, uint8."""
-        room: np.ndarray | None = getattr(self._rooms, "bytes", None)
-        if room is None:
-            room = self._rooms.bytes = np.empty(self.survey.layout.codec.bytes, np.uint8)
-        return room
 
     def check_presence(self) -> None:
         """A chunk is absent: see that the survey is not.
@@ -168,8 +159,8 @@ class _Window:
             self._learn_heads(wants)
             fetches, absent = self._plan(wants)
             for want in absent:
-                asked.add(want.chunk)
                 self._fill_in(want)
+                asked.add(want.chunk)
             for fetch in fetches:
                 asked.update(part.want.chunk for part in fetch.parts)
                 self._send(fetch)
@@ -233,8 +224,8 @@ class _Window:
         """Whether objects are fetched as a whole: those kept on disk are to serve any window."""
         return self.transfers.disk is not None
 
-    def _fetch(self, key: str, start: int, stop: int | None) -> Future[Bytes | None]:
-        return self.transfers.fetch(self.survey.objects, key, start, stop, keep_as=self.survey.identity)
+    def _fetch(self, key: str, start: int, stop: int | None, *, anew: bool = False) -> Future[Bytes | None]:
+        return self.transfers.fetch(self.survey.objects, key, start, stop, keep_as=self.survey.identity, anew=anew)
 
     def _send(self, fetch: Fetch) -> None:
         self.transfers.take(fetch.memory)
@@ -245,36 +236,43 @@ class _Window:
             try:
                 self.transfers.decoders.submit(self._receive, fetch, coming, done)
             except RuntimeError as error:  # closed meanwhile
-                self._fail(fetch, error, done)
+                self._fail(fetch, fetch.parts, error, done)
 
-        self._fetch(fetch.key, fetch.start, fetch.stop if fetch.stop != WHOLE else None).add_done_callback(arrived)
+        try:
+            self._fetch(fetch.key, fetch.start, fetch.end).add_done_callback(arrived)
+        except RuntimeError as error:  # likewise
+            self._fail(fetch, fetch.parts, error, done)
 
     def _receive(self, fetch: Fetch, coming: Future[Bytes | None], done: Future[None]) -> None:
         """Decode what has come and put it into the window. Runs in a decoding thread."""
-        part = fetch.parts[0]
+        left = list(fetch.parts)
         try:
             data = coming.result()
-            for part in fetch.parts:
+            while left:
                 if data is None:
-                    self._fill_in(part.want)
+                    self._fill_in(left[0].want)
                 else:
-                    self._decode(fetch, part, data)
+                    self._decode(fetch, left[0], data)
+                del left[0]
         except BaseException as error:  # noqa: BLE001 - the window's reader gets it as a sentence
-            self._fail(fetch, self._sentence(part.want.chunk, error), done)
+            self._fail(fetch, left, self._sentence(left[0].want.chunk, error), done)
         else:
             self.transfers.give(fetch.memory)
             done.set_result(None)
 
     def _decode(self, fetch: Fetch, part: Part, data: Bytes) -> None:
         began = time.thread_time()
-        rows, room = part.want.rows, self.reader.room() if self.cache is None else np.empty(self.codec.bytes, np.uint8)
+        rows, size = part.want.rows, self.codec.bytes
+        room = self.transfers.room(size) if self.cache is None else np.empty(size, np.uint8)
         try:
             values = self.codec.decode(_payload(fetch, part, data), rows, room)
         except (ValueError, RuntimeError):
-            # Bytes may have been changed on their way; what is damaged in the store stays so.
-            again = self.survey.objects.get(fetch.key, fetch.start, fetch.stop if fetch.stop != WHOLE else None)
-            self.transfers.meter.add(requests=1, retries=1, bytes_fetched=len(again or b""))
+            # Bytes may have been changed on their way, or on the disk; what is damaged in the store stays so.
+            self.transfers.meter.add(retries=1)
+            again = self._fetch(fetch.key, fetch.start, fetch.end, anew=True).result()
             values = self.codec.decode(_payload(fetch, part, again or b""), rows, room)
+        if self.cache is not None and values.nbytes < len(data):
+            values = values.copy()  # a part of what came would keep all of it in memory
         self._bring(part.want, values)
         self.transfers.meter.add(decode_seconds=time.thread_time() - began, bytes_decoded=values.nbytes)
 
@@ -303,8 +301,8 @@ class _Window:
     def _sentence(self, index: Index, error: BaseException) -> SurveyError:
         return chunk_error(self.survey, index, error)
 
-    def _fail(self, fetch: Fetch, error: BaseException, done: Future[None]) -> None:
-        self._abandon([part.want.chunk for part in fetch.parts], error)
+    def _fail(self, fetch: Fetch, left: Sequence[Part], error: BaseException, done: Future[None]) -> None:
+        self._abandon([part.want.chunk for part in left], error)
         self.transfers.give(fetch.memory)
         done.set_exception(error)
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from sfm.survey.cache import DiskCache
 from sfm.survey.clients import SurveyError
 from sfm.survey.failures import is_final, is_throttling
@@ -44,15 +46,17 @@ class Transfers:
         self.disk = disk
         self.memory = memory
         self._backoff = backoff or Backoff()
-        self._pace = Concurrency(most, most, most) if fixed else Concurrency(most=most)
+        self._pace = Concurrency(most, most, most) if fixed else Concurrency(least=min(4, most), most=most)
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="fetch")
         self.decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._lock = threading.Lock()  # guards the pace and what follows
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._running = 0
+        self._closed = False
         self._room = threading.Condition()
         self._taken = 0
         self._process = os.getpid()
+        self._rooms = threading.local()
 
     @property
     def limit(self) -> int:
@@ -71,6 +75,13 @@ class Transfers:
                 "behind; make readers after the fork, or start processes by spawn or forkserver"
             )
 
+    def room(self, size: int) -> np.ndarray:
+        """A buffer of the calling thread's own, uint8, at least `size`; what it held is lost."""
+        room: np.ndarray | None = getattr(self._rooms, "bytes", None)
+        if room is None or room.nbytes < size:
+            room = self._rooms.bytes = np.empty(size, np.uint8)
+        return room
+
     def take(self, size: int) -> None:
         """Wait until `size` more bytes may be on their way."""
         with self._room:
@@ -84,7 +95,13 @@ class Transfers:
             self._room.notify_all()
 
     def fetch(
-        self, objects: Objects, key: str, start: int = 0, stop: int | None = None, keep_as: str | None = None
+        self,
+        objects: Objects,
+        key: str,
+        start: int = 0,
+        stop: int | None = None,
+        keep_as: str | None = None,
+        anew: bool = False,
     ) -> Future[Bytes | None]:
         """Bytes of an object, asked for again while that may help; None where there is none.
 
@@ -92,13 +109,16 @@ class Transfers:
 
         Args:
             keep_as: the survey under whose name the disk cache keeps them, if there is one.
+            anew: whether what that holds is to be replaced.
         """
         future: Future[Bytes | None] = Future()
 
         def job() -> Bytes | None:
-            return self._recall(keep_as, objects, key, start, stop)
+            return self._recall(keep_as, objects, key, start, stop, anew)
 
         with self._lock:
+            if self._closed:
+                raise RuntimeError("these transfers were closed")
             if self._running < self._pace.limit:
                 self._running += 1
                 self._threads.submit(self._work, future, job)
@@ -108,13 +128,14 @@ class Transfers:
         return future
 
     def close(self) -> None:
-        """End the threads; what has not begun is cancelled."""
+        """Cancel requests that wait for their turn, and end the threads once what they began is done."""
         with self._lock:
+            self._closed = True
             waiting, self._waiting = list(self._waiting), deque()
         for future, _ in waiting:
             future.cancel()
-        self._threads.shutdown(cancel_futures=True)
-        self.decoders.shutdown(cancel_futures=True)
+        self._threads.shutdown()  # nothing waits in front of them: no more requests are let through than there are threads
+        self.decoders.shutdown()
 
     def _work(self, future: Future[Any], job: Callable[[], Any]) -> None:
         while True:
@@ -132,12 +153,14 @@ class Transfers:
                     self._running += 1
                     self._threads.submit(self._work, *self._waiting.popleft())
 
-    def _recall(self, survey: str | None, objects: Objects, key: str, start: int, stop: int | None) -> Bytes | None:
+    def _recall(
+        self, survey: str | None, objects: Objects, key: str, start: int, stop: int | None, anew: bool
+    ) -> Bytes | None:
         """From the disk, if it lies there."""
         if self.disk is None or survey is None:
             return self._persist(objects, key, start, stop)
         name = f"{key} {start} {stop}"
-        kept = self.disk.get(survey, name)
+        kept = None if anew else self.disk.get(survey, name)
         if kept is not None:
             self.meter.add(disk_hits=1)
             return kept

@@ -140,6 +140,37 @@ def test_neighbours_in_a_shard_come_in_one_request(tmp_path: Path) -> None:
     reader.close()
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_damaged_chunk_in_a_shard_leaves_the_others(tmp_path: Path, keep: bool) -> None:
+    values = np.random.default_rng(0).standard_normal((8, 10, 12)).astype("f4")
+    survey = open_survey(write_v1(tmp_path / "s.mdio", values, shards=(8, 10, 12), compressors=BloscCodec()))
+    path = Path(survey.url) / "amplitude/c/0/0/0"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(40) + whole[40:])  # the first of eight
+    reader = WindowReader(survey, keep=keep)
+    with ThreadPoolExecutor(4) as threads:
+        for future in [threads.submit(reader.read, (0, 0, 0), (8, 10, 12)) for _ in range(8)]:
+            with pytest.raises(SurveyError, match=r"chunk \(0, 0, 0\) cannot be read"):
+                future.result(30)
+    np.testing.assert_array_equal(reader.read((4, 0, 0), (4, 10, 12)), values[4:])
+    path.write_bytes(whole)
+    np.testing.assert_array_equal(reader.read((0, 0, 0), (8, 10, 12)), values)
+
+
+def test_closing_meanwhile_hangs_nobody(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((12, 15, 18)).astype("f4")
+    survey = open_survey(write_v1(tmp_path / "s.mdio", values))
+    for keep in (True, False):
+        transfers = Transfers(most=2)
+        reader = WindowReader(survey, None, transfers, keep=keep)
+        with ThreadPoolExecutor(4) as threads:
+            futures = [threads.submit(reader.read, (0, 0, 0), values.shape) for _ in range(30)]
+            futures[0].result(30)
+            transfers.close()
+            for future in futures:
+                assert isinstance(future.exception(30), Exception | None)
+
+
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs")
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_zfp(tmp_path: Path, zarr_format: int) -> None:
