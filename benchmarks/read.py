@@ -12,7 +12,7 @@ Compared are decoded bytes of windows for each second of processor time (user an
 from the first window asked for to the last one had). On a machine that trains, reading takes its processors from the
 rest of the input, and wall time depends on the network; it is reported too. The readers, each with its defaults:
 
-    ours         sfm.survey.reader.WindowReader, nothing kept between windows
+    ours         sfm.survey.reader.WindowReader, nothing kept between windows; the heap keeps its pages, as in a reader actor
     s3fs         zarr over s3fs
     obstore      zarr over obstore
     zarrs        zarr with the pipeline of zarrs, which fetches and decodes in Rust
@@ -135,9 +135,11 @@ class UnreadableError(Exception):
 
 def read_ours(place: Place) -> Read:
     from sfm.spec import Storage
+    from sfm.survey.heap import keep_pages
     from sfm.survey.mdio import open_survey
     from sfm.survey.reader import WindowReader
 
+    keep_pages()  # as reader actors do
     storage = Storage(endpoint_url=place.endpoint, region=REGION, anonymous=True)
     survey = open_survey(f"s3://{BUCKET}/{place.survey}.mdio", storage)
     reader = WindowReader(survey, None, keep=False)

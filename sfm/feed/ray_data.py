@@ -19,6 +19,7 @@ from sfm.feed.direct import direct_feed, window_bytes
 from sfm.feed.order import RankOrder
 from sfm.feed.source import Columns, SampleSource
 from sfm.spec import JobSpec
+from sfm.survey import heap
 
 BLOCK_BYTES = 64 * 2**20  # Ray Data's cost is per block; smaller blocks starve it, larger ones come late
 
@@ -34,6 +35,7 @@ class _Reader:
         order: RankOrder,
         positions: range,
     ) -> None:
+        heap.keep_pages()
         self.source = SampleSource(JobSpec.model_validate(spec), statistics, rows)
         self.order, self.positions = order, positions
         self.following = -1

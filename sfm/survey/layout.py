@@ -190,7 +190,7 @@ class Layout:
                 raise DamagedChunkError(want.chunk, str(error)) from None
         if span is None:
             return Fetch(key, 0, WHOLE, [Part(want, 0, WHOLE, 0, None)], self._memory)
-        return Fetch(key, *span, [Part(want, *span, span[0], frame)], self._memory)
+        return Fetch(key, *span, [Part(want, *span, span[0], frame)], 2 * (span[1] - span[0]))
 
     def _pays(self, want: Want) -> bool:
         """Whether fetching these rows alone saves enough."""

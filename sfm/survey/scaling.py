@@ -42,7 +42,7 @@ def scale_into(target: np.ndarray, values: np.ndarray, statistics: Statistics | 
 def _scale_tile(target: np.ndarray, values: np.ndarray, statistics: Statistics | None, kind: WindowType) -> None:
     if statistics is None and kind == "float32" and values.dtype == np.float32:
         np.copyto(target, values)
-        finite = np.isfinite(target)
+        finite = np.isfinite(values)  # asked of what lies closer together
         if not finite.all():
             target[~finite] = np.nan
         return

@@ -34,7 +34,7 @@ class Transfers:
 
     def __init__(
         self,
-        memory: int = 512 * 2**20,
+        memory: int = 128 * 2**20,
         decoders: int = 2,
         most: int = 128,
         disk: DiskCache | None = None,
