@@ -331,8 +331,8 @@ class Resources(_Model):
     """Decoded chunks a reader keeps in memory (MiB), for surveys of which at least half fits; default 512."""
     transfer_mib: Positive = 128
     """Memory for chunks on their way in each reader (MiB); default 128."""
-    ahead_mib: Positive = 256
-    """Windows read ahead of each worker (MiB), at least two micro-batches; default 256."""
+    ahead_mib: Positive = 512
+    """Windows read ahead of each worker (MiB), at least two micro-batches; default 512."""
     decoders: Positive = 2
     """Threads of each reader that decode chunks; default 2."""
     requests: Positive = 128

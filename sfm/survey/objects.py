@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import threading
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,12 +78,13 @@ class _Rust:
             options = {"range": (start, stop)}
         elif start:
             options = {"range": {"offset": start}}
+
         async def fetch() -> tuple[memoryview, str | None]:
             found = await obstore.get_async(self.store, key, options=options)
             return memoryview(await found.bytes_async()), found.meta["e_tag"]
 
         try:
-            value, tag = asyncio.run_coroutine_threadsafe(fetch(), _loop(os.getpid())).result()
+            value, tag = asyncio.run_coroutine_threadsafe(fetch(), _loop()).result()
         except FileNotFoundError:
             return None
         except GenericError as error:
@@ -106,12 +106,18 @@ class _Rust:
         return any(bool(page) for page in obstore.list(self.store, chunk_size=1))
 
 
-@lru_cache(maxsize=1)
-def _loop(process: int) -> asyncio.AbstractEventLoop:
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a forked child's has no thread
+_making = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
     """Where obstore's requests are awaited: a thread that waits for one is woken for every 16 KiB of TLS."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"obstore-{process}", daemon=True).start()
-    return loop
+    with _making:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="obstore", daemon=True).start()
+        return loop
 
 
 class _S3fs:
