@@ -140,7 +140,7 @@ def run(options: argparse.Namespace, bucket: Bucket) -> dict[str, Any]:
     import ray
 
     # Ray makes its workers nice. In a job the rank and what it computes are such workers, too: here all are equal.
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its name
     ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)

@@ -53,8 +53,14 @@ class Storage(_Model):
     """Who reads surveys from the store: obstore (Rust; s3, gs, az and https), or s3fs (Python; s3 only); default
     obstore, the faster one."""
     verify: bool = False
-    """Whether whole objects are compared with the MD5 sum that their store states, where it states one (obstore only;
-    about 2 ns a byte); default false."""
+    """Whether chunks are fetched whole and compared with the MD5 sum that their store states, where it states one for an
+    object (not for shards; obstore only; about 2 ns a byte); default false."""
+
+    @model_validator(mode="after")
+    def _who_verifies(self) -> Storage:
+        if self.verify and self.client != "obstore":
+            raise ValueError(f"verify compares checksums that client {self.client} does not show: take client obstore")
+        return self
 
 
 class SurveySource(_Model):

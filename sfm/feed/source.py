@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -61,6 +62,7 @@ class SampleSource:
         self.sampler = sampler_of(spec, surveys)
         self._windows = ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="windows")
         self._told = Reading()
+        self._telling = threading.Lock()
 
     def voxels(self, sample: Sample, rows: range | None = None, out: np.ndarray | None = None) -> np.ndarray:
         """Normalised amplitudes of patch `rows` of a window, [I, X, T] of `window.dtype`, NaN without data.
@@ -100,6 +102,7 @@ class SampleSource:
 
     def _cost(self, rows: int) -> np.ndarray:
         """What reading has cost since the last call, in the first of `rows` rows."""
-        now = self.transfers.meter.now()
-        spent, self._told = now.minus(self._told), now
+        with self._telling:
+            now = self.transfers.meter.now()
+            spent, self._told = now.minus(self._told), now
         return np.array([spent.to_row()] + [Reading().to_row()] * (rows - 1))

@@ -32,8 +32,11 @@ class Frame:
     """Where each block begins, int64 [blocks]; None where the bytes are stored as they are."""
 
     def blocks(self, start: int, stop: int) -> range:
-        """The blocks that hold decoded bytes `start` to `stop`."""
-        return range(start // self.block, -(-stop // self.block))
+        """The blocks that hold decoded bytes `start` to `stop`. Not a short last one alone, which is no chunk."""
+        first = start // self.block
+        if first and (first + 1) * self.block > self.size:
+            first -= 1
+        return range(first, -(-stop // self.block))
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The stored bytes from which decoded bytes `start` to `stop` can be made."""

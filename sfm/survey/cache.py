@@ -64,7 +64,7 @@ class ChunkCache:
 
 
 class DiskCache:
-    """Objects as stored, in files of a folder that the processes of a node share.
+    """Objects as stored, in files of a folder that the processes of a node share: those in `folder`/sfm-chunks.
 
     What goes beyond `budget` bytes is removed, the least recently used first. A file is written under another name
     and then renamed, so none is ever seen half written; one that cannot be read counts as not there.
@@ -74,7 +74,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: str | Path, budget: int) -> None:
-        self.folder, self.budget = Path(folder), budget
+        self.folder, self.budget = Path(folder, "sfm-chunks"), budget  # of its own: what is old there is removed
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,10 @@ class DiskCache:
         with self._lock:
             self._estimate += len(data)
             if self._estimate > self.budget:
-                self._evict()
+                try:
+                    self._evict()
+                except OSError:  # the next one tries again
+                    return
 
     def _evict(self) -> None:
         """Remove files until nine tenths of the budget are taken. Other processes may do so at the same time."""

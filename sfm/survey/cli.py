@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -40,20 +41,26 @@ CLIP = click.FloatRange(0, 100, min_open=True)
 
 
 def _storage_options(command: Any) -> Any:
-    """Add the options that describe an object store."""
+    """Add the options that describe an object store; `command` takes them as one `storage`."""
+
+    @functools.wraps(command)
+    def with_storage(**given: Any) -> Any:
+        from sfm.spec import Storage
+
+        stated = {name: given.pop(name) for name in ("endpoint_url", "region", "anonymous", "profile", "client")}
+        return command(**given, storage=Storage(**stated))
+
     for option in (
+        click.option(
+            "--client", type=click.Choice(["obstore", "s3fs"]), default="obstore", help="Who reads from the store."
+        ),
+        click.option("--profile", help="Profile of the AWS configuration files; default: AWS_PROFILE."),
         click.option("--anonymous", is_flag=True, help="Read a public bucket without signing."),
         click.option("--region", help="Region of the bucket; default: AWS_REGION."),
         click.option("--endpoint-url", help="URL of an S3-compatible server; default: AWS_ENDPOINT_URL."),
     ):
-        command = option(command)
-    return command
-
-
-def _storage(endpoint_url: str | None, region: str | None, anonymous: bool) -> Storage:
-    from sfm.spec import Storage
-
-    return Storage(endpoint_url=endpoint_url, region=region, anonymous=anonymous)
+        with_storage = option(with_storage)
+    return with_storage
 
 
 @click.command()
@@ -81,9 +88,7 @@ def ingest(
     domain: str,
     overwrite: bool,
     as_json: bool,
-    endpoint_url: str | None,
-    region: str | None,
-    anonymous: bool,
+    storage: Storage,
 ) -> None:
     """Turn the 3D post-stack SEG-Y file SEGY into MDIO at URL (s3://bucket/name.mdio or a local path)."""
     from sfm.survey.ingest import HeaderBytes
@@ -96,7 +101,7 @@ def ingest(
         chunks=chunks,
         domain=cast("Any", domain),
         overwrite=overwrite,
-        storage=_storage(endpoint_url, region, anonymous),
+        storage=storage,
     )
     for note in done.notes:
         click.echo(f"note: {note}", err=True)
@@ -123,12 +128,12 @@ def survey() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_storage_options
-def info(url: str, clip: float, as_json: bool, endpoint_url: str | None, region: str | None, anonymous: bool) -> None:
+def info(url: str, clip: float, as_json: bool, storage: Storage) -> None:
     """Describe the survey at URL: dimensions, chunks, live traces, statistics."""
     from sfm.survey.describe import facts, sentences
     from sfm.survey.mdio import open_survey
 
-    opened = open_survey(url, _storage(endpoint_url, region, anonymous))
+    opened = open_survey(url, storage)
     found = facts(opened, *_examined(opened, clip), clip)
     _print(found, sentences(found), as_json)
 
@@ -143,14 +148,12 @@ def info(url: str, clip: float, as_json: bool, endpoint_url: str | None, region:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_storage_options
-def stats(
-    url: str, clip: float, chunks: int, as_json: bool, endpoint_url: str | None, region: str | None, anonymous: bool
-) -> None:
+def stats(url: str, clip: float, chunks: int, as_json: bool, storage: Storage) -> None:
     """Estimate the amplitude statistics of the survey at URL, and compare them with those that it states itself."""
     from sfm.survey.describe import statistical_facts, statistical_sentences
     from sfm.survey.mdio import open_survey
 
-    opened = open_survey(url, _storage(endpoint_url, region, anonymous))
+    opened = open_survey(url, storage)
     found = statistical_facts(opened, *_examined(opened, clip, chunks), clip)
     _print(found, statistical_sentences(found), as_json)
 
@@ -210,15 +213,13 @@ def bench(
     memory: int,
     output: str | None,
     as_json: bool,
-    endpoint_url: str | None,
-    region: str | None,
-    anonymous: bool,
+    storage: Storage,
 ) -> None:
     """Measure how fast this machine reads random windows of the survey at URL, and how many requests in flight it takes."""
     from sfm.survey.mdio import open_survey
     from sfm.survey.rates import Bench, plot_png, saturating, table, verdict
 
-    trial = Bench(open_survey(url, _storage(endpoint_url, region, anonymous)), window, memory * 2**20)
+    trial = Bench(open_survey(url, storage), window, memory * 2**20)
     with _progress("reading", "trials") as step:
         points = trial.sweep(most, seconds, step)
     said = verdict(points)
@@ -260,15 +261,13 @@ def preview(
     at_crossline: float | None,
     at_sample: float | None,
     colours: str,
-    endpoint_url: str | None,
-    region: str | None,
-    anonymous: bool,
+    storage: Storage,
 ) -> None:
     """Draw an inline, a crossline and a time slice of the survey at URL."""
     from sfm.survey.mdio import open_survey
     from sfm.survey.preview import preview_png
 
-    opened = open_survey(url, _storage(endpoint_url, region, anonymous))
+    opened = open_survey(url, storage)
     picture = preview_png(opened, (at_inline, at_crossline, at_sample), cast("Any", colours))
     _write(output, picture)
     click.echo(output)

@@ -105,7 +105,26 @@ def rust_store(url: str, storage: Storage, retries: int) -> Any:
     Raises:
         SurveyError: the scheme is none of `SCHEMES`, or options do not fit together.
     """
+    check_process()
     return _rust_store(identity(url, storage), storage, retries)
+
+
+_first: list[int] = []  # the process that first asked a store
+
+
+def check_process() -> None:
+    """Refuse to reach stores from a child that was forked after its parent did: it would wait for ever.
+
+    Raises:
+        SurveyError: this is one.
+    """
+    if not _first:
+        _first.append(os.getpid())
+    if _first[0] != os.getpid():
+        raise SurveyError(
+            "this process was forked from one that had read from an object store, whose threads stayed behind: it would "
+            "wait for ever; start processes by spawn or forkserver"
+        )
 
 
 @lru_cache(maxsize=64)
@@ -208,6 +227,7 @@ def s3fs_client(url: str, storage: Storage, *, asynchronous: bool = False) -> An
         SurveyError: the scheme of `url` is not s3.
     """
     object_path(url)
+    check_process()
     bucket = url.split("/", 3)[2]
     return _s3fs(identity(f"s3://{bucket}", storage), storage, asynchronous)
 

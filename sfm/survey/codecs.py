@@ -68,8 +68,16 @@ class ChunkCodec:
             room: uint8, at least `bytes`; overwritten.
 
         Raises:
-            ValueError, RuntimeError: the bytes are damaged.
+            ValueError: the bytes are damaged.
         """
+        try:
+            return self._decode(payload, rows, room)
+        except (ValueError, MemoryError):
+            raise
+        except Exception as error:  # each codec has its own
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+    def _decode(self, payload: Payload, rows: range, room: np.ndarray) -> np.ndarray:
         if not self.divisible:
             return self._whole(payload.data, room)[rows.start : rows.stop]
         start, stop = rows.start * self._row, rows.stop * self._row
@@ -140,13 +148,8 @@ class _Blosc(_Step):
         # Its C library trusts the header and would read beyond the end of what is there.
         if len(data) < blosc.HEADER.size or blosc.HEADER.unpack_from(data)[6] != len(data):
             raise ValueError(f"it has {len(data)} bytes; its Blosc header states another number")
-        return self._codec.decode(data, room)
-
-
-class _Zstd(_Step):
-    into = True
-
-    def decode(self, data: Any, room: np.ndarray | None) -> Any:
+        if room is not None and blosc.HEADER.unpack_from(data)[4] != len(room):  # or what was there would show
+            raise ValueError(f"its Blosc header states another size than {len(room)} bytes")
         return self._codec.decode(data, room)
 
 
@@ -172,9 +175,7 @@ def check_crc32c(data: Bytes) -> memoryview:
 
 
 def _step(codec: Any) -> _Step:
-    if codec.codec_id == "blosc":
-        return _Blosc(codec)
-    return _Zstd(codec) if codec.codec_id == "zstd" else _Step(codec)
+    return _Blosc(codec) if codec.codec_id == "blosc" else _Step(codec)
 
 
 def of_v2(array: zarr.Array) -> ChunkCodec:

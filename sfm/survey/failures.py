@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sfm.survey.clients import SurveyError
 from sfm.survey.objects import DamagedError
 
 PASSING = (429, 500, 502, 503, 504)
 """HTTP status of what may go better a moment later."""
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and everything it came from."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
 
 
 def is_final(error: BaseException) -> bool:

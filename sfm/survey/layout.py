@@ -152,7 +152,7 @@ class Layout:
         """The requests for chunks whose heads are known, and those that are known not to be stored.
 
         Args:
-            whole: fetch whole chunks even where a part would do.
+            whole: fetch whole chunks, each for itself, even where a part would do.
 
         Raises:
             DamagedChunkError: the head of a chunk makes no sense.
@@ -178,7 +178,7 @@ class Layout:
             else:
                 fetches.append(self._one(key, want, known if not whole and known is not ... else None))
         for key, parts in shards.items():
-            fetches += _coalesce(key, parts, self._memory)
+            fetches += _coalesce(key, parts, self._memory, gap=-_LONGEST if whole else _GAP)
         return fetches, absent
 
     def _one(self, key: str, want: Want, head: Any) -> Fetch:
@@ -218,12 +218,12 @@ class Layout:
         return index.reshape(*self._shard, 2)
 
 
-def _coalesce(key: str, parts: Sequence[Part], memory: int) -> list[Fetch]:
-    """Requests for chunks of one shard: neighbours in the file come together."""
+def _coalesce(key: str, parts: Sequence[Part], memory: int, gap: int) -> list[Fetch]:
+    """Requests for chunks of one shard: those within `gap` bytes of each other in the file come together."""
     found: list[Fetch] = []
     for part in sorted(parts, key=lambda p: p.start):
         last = found[-1] if found else None
-        if last is not None and part.start - last.stop <= _GAP and part.stop - last.start <= _LONGEST:
+        if last is not None and part.start - last.stop <= gap and part.stop - last.start <= _LONGEST:
             stop = max(last.stop, part.stop)
             found[-1] = last._replace(stop=stop, parts=[*last.parts, part], memory=last.memory + memory)
         else:

@@ -7,7 +7,6 @@ import json
 import random
 import time
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -18,11 +17,11 @@ import zarr
 from sfm.spec import Storage
 from sfm.survey.clients import SurveyError
 from sfm.survey.copies import Copy, cheapest, difference, dimension_names
-from sfm.survey.failures import PASSING, status
+from sfm.survey.failures import PASSING, chain, status
 from sfm.survey.layout import Layout
 from sfm.survey.objects import Objects, objects_at
 from sfm.survey.pacing import Backoff
-from sfm.survey.store import explain, not_mdio, open_group
+from sfm.survey.store import explain, not_mdio, open_group, place
 
 _DEFAULT_STORAGE = Storage()
 
@@ -83,7 +82,7 @@ def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE, window: tuple[int
             return survey if window is None else _for_windows(survey, group, window)
         except SurveyError as error:
             # A store that is asked by many at once, as at the start of a job, refuses some of them for a moment.
-            passing = any(status(cause) in PASSING for cause in _chain(error))
+            passing = any(status(cause) in PASSING for cause in chain(error))
             pause = backoff.pause(attempt, time.monotonic() - began, random.random()) if passing else None
             if pause is None:
                 raise
@@ -217,7 +216,7 @@ def _survey(
         storage=storage,
         objects=objects_at(url, storage),
         layout=Layout(array, url),
-        identity=f"{url} {sorted(group.attrs.items())} {array.metadata}",
+        identity=f"{url} {place(url, storage)} {sorted(group.attrs.items())} {array.metadata}",
     )
 
 
@@ -291,13 +290,6 @@ def _mapping(value: Any) -> dict[str, Any]:
         except json.JSONDecodeError:
             return {}
     return dict(value) if isinstance(value, dict) else {}
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and everything it came from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 # MDIO itself stores ZFP by this name; who reads its surveys can do nothing about it.

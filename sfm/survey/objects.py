@@ -106,18 +106,17 @@ class _Rust:
         return any(bool(page) for page in obstore.list(self.store, chunk_size=1))
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a forked child's has no thread
+_loops: list[asyncio.AbstractEventLoop] = []
 _making = threading.Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
     """Where obstore's requests are awaited: a thread that waits for one is woken for every 16 KiB of TLS."""
     with _making:
-        loop = _loops.get(os.getpid())
-        if loop is None:
-            loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="obstore", daemon=True).start()
-        return loop
+        if not _loops:
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[0].run_forever, name="obstore", daemon=True).start()
+        return _loops[0]
 
 
 class _S3fs:

@@ -19,7 +19,7 @@ from sfm.survey.mdio import Survey
 from sfm.survey.objects import Bytes, DamagedError
 from sfm.survey.scaling import DEAD_SAMPLES, WindowType, holds_data, no_data, scale_into, storage_type
 from sfm.survey.store import explain
-from sfm.survey.transfers import Transfers
+from sfm.survey.transfers import ClosedError, Transfers
 
 if TYPE_CHECKING:
     from sfm.survey.statistics import Statistics
@@ -92,8 +92,14 @@ class WindowReader:
         self.transfers.check_process()
         inner = self._inside(origin, shape)
         window = np.empty(shape, storage_type(self.kind)) if out is None else out
+        if window.shape != tuple(shape) or window.dtype != storage_type(self.kind):
+            raise ValueError(
+                f"out is {window.shape} of {window.dtype}, not {tuple(shape)} of {storage_type(self.kind)}"
+            )
         if inner != tuple(shape):
             window[...] = no_data(self.kind)
+        if 0 in inner:  # a slab wholly outside
+            return window
         _Window(self, origin, window[tuple(slice(n) for n in inner)]).fill()
         return window
 
@@ -120,13 +126,14 @@ class WindowReader:
     def _inside(self, origin: Index, shape: Index) -> Index:
         """The part of a window that lies in the survey, from its origin."""
         for axis, first, count, size in zip(self.survey.axes, origin, shape, self.survey.shape, strict=True):
-            if first < 0 or count < 1 or first >= size or (first + count > size and not self.pad):
+            if first < 0 or count < 1 or (first + count > size and not self.pad):
                 raise SurveyError(
                     f"{self.survey.url}: a window of {count} from {first} along {axis.name} leaves the survey, "
                     f"which has {size} there"
                 )
         i, x, t = (
-            min(count, size - first) for first, count, size in zip(origin, shape, self.survey.shape, strict=True)
+            max(0, min(count, size - first))
+            for first, count, size in zip(origin, shape, self.survey.shape, strict=True)
         )
         return i, x, t
 
@@ -153,9 +160,10 @@ class _Window:
         Raises:
             SurveyError: a chunk cannot be fetched or decoded.
         """
-        wants = self._look_up()
+        wants: list[Want] = []
         asked: set[Index] = set()
         try:
+            self._look_up(wants)
             self._learn_heads(wants)
             fetches, absent = self._plan(wants)
             for want in absent:
@@ -180,9 +188,8 @@ class _Window:
         if dead.any():
             self.window[dead] = no_data(self.reader.kind)
 
-    def _look_up(self) -> list[Want]:
-        """Place what is in memory, and say what must be fetched."""
-        wants = []
+    def _look_up(self, wants: list[Want]) -> None:
+        """Place what is in memory, and add what must be fetched to `wants`."""
         for index, box in self.boxes.items():
             if self.cache is None:
                 wants.append(Want(index, range(box.inside[0].start, box.inside[0].stop)))
@@ -195,7 +202,6 @@ class _Window:
             else:
                 self.promised.append((index, found))
         self.transfers.meter.add(cache_hits=len(self.boxes) - len(wants), cache_misses=len(wants))
-        return wants
 
     def _learn_heads(self, wants: Sequence[Want]) -> None:
         asked: dict[str, tuple[Head, Want, Future[Bytes | None]]] = {}
@@ -221,8 +227,8 @@ class _Window:
 
     @property
     def whole(self) -> bool:
-        """Whether objects are fetched as a whole: those kept on disk are to serve any window."""
-        return self.transfers.disk is not None
+        """Whether objects are fetched as a whole: to serve any window from the disk, or to be compared with a checksum."""
+        return self.transfers.disk is not None or self.survey.storage.verify
 
     def _fetch(self, key: str, start: int, stop: int | None, *, anew: bool = False) -> Future[Bytes | None]:
         return self.transfers.fetch(self.survey.objects, key, start, stop, keep_as=self.survey.identity, anew=anew)
@@ -235,12 +241,12 @@ class _Window:
         def arrived(coming: Future[Bytes | None]) -> None:
             try:
                 self.transfers.decoders.submit(self._receive, fetch, coming, done)
-            except RuntimeError as error:  # closed meanwhile
-                self._fail(fetch, fetch.parts, error, done)
+            except RuntimeError:  # closed meanwhile
+                self._fail(fetch, fetch.parts, ClosedError(), done)
 
         try:
             self._fetch(fetch.key, fetch.start, fetch.end).add_done_callback(arrived)
-        except RuntimeError as error:  # likewise
+        except SurveyError as error:  # likewise
             self._fail(fetch, fetch.parts, error, done)
 
     def _receive(self, fetch: Fetch, coming: Future[Bytes | None], done: Future[None]) -> None:
@@ -266,7 +272,7 @@ class _Window:
         room = self.transfers.room(size) if self.cache is None else np.empty(size, np.uint8)
         try:
             values = self.codec.decode(_payload(fetch, part, data), rows, room)
-        except (ValueError, RuntimeError):
+        except ValueError:
             # Bytes may have been changed on their way, or on the disk; what is damaged in the store stays so.
             self.transfers.meter.add(retries=1)
             again = self._fetch(fetch.key, fetch.start, fetch.end, anew=True).result()
@@ -326,7 +332,7 @@ def chunk_error(survey: Survey, index: Index, error: BaseException) -> SurveyErr
     """The sentence for a chunk that cannot be had."""
     if isinstance(error, SurveyError) and not isinstance(error, DamagedError):
         return error
-    if isinstance(error, (ValueError, RuntimeError, DamagedError)):
+    if isinstance(error, (ValueError, DamagedError)):
         return SurveyError(
             f"{survey.url}: chunk {index} cannot be read: {error}; ingest the survey again if the chunk is damaged"
         )

@@ -57,9 +57,11 @@ def _scale_tile(target: np.ndarray, values: np.ndarray, statistics: Statistics |
         tile[~finite] = np.nan
     if kind == "bfloat16":
         target[...] = bfloat16_bits(tile)
-    else:
-        with np.errstate(over="ignore"):
-            target[...] = tile
+        return
+    with np.errstate(over="ignore"):
+        target[...] = tile
+    if kind == "float16" and statistics is None:  # unscaled, they may not fit
+        target[np.isinf(target)] = np.nan
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:

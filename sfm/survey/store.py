@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import zarr
@@ -20,7 +21,7 @@ from sfm.survey.clients import (
     s3_place,
     s3fs_client,
 )
-from sfm.survey.failures import PASSING, status
+from sfm.survey.failures import PASSING, chain, status
 from sfm.survey.objects import objects_at
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _RETRIES = 3  # of requests for metadata
 
 
 def open_group(url: str, storage: Storage | None = None) -> zarr.Group:
-    """Open the Zarr group at `url` (`s3://bucket/key` or a local path), read only, Zarr v2 or v3.
+    """Open the Zarr group at `url` at a local path or on an object store, read only, Zarr v2 or v3.
 
     Raises:
         SurveyError: nothing is there, it is no Zarr group, or the store refuses or does not answer.
@@ -63,65 +64,79 @@ def explain(error: BaseException, url: str, storage: Storage, *, action: str = "
     from botocore import exceptions as boto
     from obstore import exceptions as rust
 
-    place = _place(url, storage)
+    where = place(url, storage)
+    said = " ".join(str(cause) for cause in chain(error))
+    if "config profile" in said:  # botocore, whichever client asked it
+        return SurveyError(
+            f"{url}: there is no profile '{storage.profile or os.environ.get('AWS_PROFILE')}' in the AWS configuration "
+            "files (~/.aws/config, ~/.aws/credentials); name another in storage.profile"
+        )
+    if "performing token request" in said or "Account must be specified" in said:
+        return SurveyError(
+            f"{url}: no credentials for {where}; set GOOGLE_APPLICATION_CREDENTIALS (gs://), AZURE_STORAGE_ACCOUNT_NAME and "
+            "a key (az://), or storage.anonymous for a public bucket"
+        )
     no_keys = (NoCredentialsError, boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
-    causes = _chain(error)
+    causes = list(chain(error))
     for cause in causes:
         if isinstance(cause, SurveyError) and not isinstance(cause, NoCredentialsError):
             return cause
-    said = " ".join(str(cause) for cause in causes)
     for cause in causes:
         if isinstance(cause, no_keys) or "no credentials" in said:
             return SurveyError(
-                f"{url}: no credentials for {place}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, "
+                f"{url}: no credentials for {where}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, storage.profile, "
                 "or storage.anonymous for a public bucket"
             )
         if isinstance(cause, PermissionError) and is_local(url):
             return SurveyError(f"{url}: no permission to {action} it; check the owner and mode of the files")
         if isinstance(cause, (PermissionError, rust.PermissionDeniedError, rust.UnauthenticatedError)):
             return SurveyError(
-                f"{url}: {place} refuses permission to {action} it ({_first_line(cause)}); check the keys "
-                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) and what they may do with this bucket"
+                f"{url}: {where} refuses permission to {action} it ({_first_line(cause)}); check the {_keys(url)} "
+                "and what they may do with this bucket"
             )
         if isinstance(cause, (boto.ConnectionError, boto.HTTPClientError, ConnectionError, TimeoutError)) or (
             isinstance(cause, rust.GenericError) and "error sending request" in str(cause)
         ):
             return SurveyError(
-                f"{url}: cannot connect to {place}; check that the server runs, that AWS_ENDPOINT_URL "
-                "or storage.endpoint_url names it, and that its certificate is trusted (AWS_CA_BUNDLE)"
+                f"{url}: cannot connect to {where}; check that the server runs, that {_endpoint(url)} names it, and that its "
+                "certificate is trusted (AWS_CA_BUNDLE)"
             )
         if isinstance(cause, rust.GenericError) and "timed out" in str(cause):
             return SurveyError(
-                f"{url}: {place} sent nothing for {READ_SECONDS} seconds; check the network, or try again later"
+                f"{url}: {where} sent nothing for {READ_SECONDS} seconds; check the network, or try again later"
             )
     answered = next((status(cause) for cause in causes if status(cause) in PASSING), None)
     if answered:
         return SurveyError(
-            f"{url}: {place} is overloaded or out of order: it answered {answered}, asked again and again; "
+            f"{url}: {where} is overloaded or out of order: it answered {answered}, asked again and again; "
             "try later, or with fewer workers at a time"
         )
     return SurveyError(f"{url}: cannot {action} it: {type(error).__name__}: {_first_line(error)}")
 
 
-def _place(url: str, storage: Storage) -> str:
+def place(url: str, storage: Storage) -> str:
     """Who answers for `url`, in words."""
     if url.startswith("s3://"):
         return s3_place(storage)[0] or "AWS (no AWS_ENDPOINT_URL is set)"
     return storage.endpoint_url or "the server of " + "/".join(url.split("/")[:3])
 
 
+def _keys(url: str) -> str:
+    """Where the credentials for `url` are set."""
+    names = {"s3": "keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)", "gs": "keys (GOOGLE_APPLICATION_CREDENTIALS)"}
+    return {**names, "az": "keys (AZURE_STORAGE_ACCOUNT_NAME and its key)"}.get(url.partition("://")[0], "credentials")
+
+
+def _endpoint(url: str) -> str:
+    """What names the server of `url`."""
+    if url.startswith("s3://"):
+        return "AWS_ENDPOINT_URL or storage.endpoint_url"
+    return "storage.endpoint_url" if url.startswith("az://") else "the URL"
+
+
 def _first_line(error: BaseException) -> str:
     """What an error says, without the pages that obstore adds for programmers."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """An exception and everything it came from."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
 
 
 def zarr_store(url: str, storage: Storage) -> Store:
@@ -141,6 +156,8 @@ def _nothing_at(url: str, storage: Storage) -> SurveyError:
     try:
         something = objects_at(url, storage).any()
     except Exception as error:  # noqa: BLE001 - becomes the sentence
+        if any(status(cause) == 404 for cause in chain(error)):
+            return SurveyError(f"no survey at {url}: there is no such bucket; check the name, and storage.endpoint_url")
         return explain(error, url, storage)
     if something:
         return not_mdio(url, "it holds no Zarr metadata at its root")

@@ -21,6 +21,13 @@ from sfm.survey.objects import Bytes, DamagedError, Objects
 from sfm.survey.pacing import Backoff, Concurrency
 
 
+class ClosedError(SurveyError):
+    """The threads have ended."""
+
+    def __init__(self) -> None:
+        super().__init__("this reader was closed; make another one")
+
+
 class Transfers:
     """Fetches with as many requests in flight as pay, again where one fails, and decodes in threads of its own.
 
@@ -72,7 +79,7 @@ class Transfers:
         if os.getpid() != self._process:
             raise SurveyError(
                 "this reader was made before the process was forked, and would wait for ever for threads that stayed "
-                "behind; make readers after the fork, or start processes by spawn or forkserver"
+                "behind; start processes by spawn or forkserver"
             )
 
     def room(self, size: int) -> np.ndarray:
@@ -118,7 +125,7 @@ class Transfers:
 
         with self._lock:
             if self._closed:
-                raise RuntimeError("these transfers were closed")
+                raise ClosedError()
             if self._running < self._pace.limit:
                 self._running += 1
                 self._threads.submit(self._work, future, job)

@@ -79,4 +79,6 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Loaded:
                 f"{where}: {part} of {different[0]} does not fit the model; was it written with other sizes?"
             )
     about = json.loads(contents["state.json"])
+    if "cursor" not in about:
+        raise CheckpointError(f"{where}: it was written by an earlier version, which kept no cursor; begin a new job")
     return Loaded(Resume(state, about["steps"]), Cursor.from_json(about["cursor"]))

@@ -100,10 +100,11 @@ def train(config: dict[str, Any]) -> None:
         lr = learning_rate(step, spec.steps, spec.optimiser)
         result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start, device)
         seconds = time.perf_counter() - began
+        consumed = sample + (step + 1 - first) * spec.batch.size
         if not math.isfinite(result.loss):
             raise TrainingError(
-                f"the loss is {result.loss} at step {step + 1} (samples {step * spec.batch.size} to "
-                f"{(step + 1) * spec.batch.size - 1}); lower optimiser.lr or raise optimiser.warmup_steps"
+                f"the loss is {result.loss} at step {step + 1} (samples {consumed - spec.batch.size} to "
+                f"{consumed - 1}); lower optimiser.lr or raise optimiser.warmup_steps"
             )
         if log is not None:
             record = {
@@ -125,7 +126,6 @@ def train(config: dict[str, Any]) -> None:
             state = engine.state()
             if log is not None:
                 log.flush()
-                consumed = sample + (step + 1 - first) * spec.batch.size
                 checkpoint.save(output, state, step + 1, source.sampler.cursor(consumed), spec)
             ray.train.report({"step": step + 1, "loss": result.loss})  # also holds the ranks until rank 0 has written
     batches.close()

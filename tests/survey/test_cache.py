@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,9 +23,11 @@ def test_keeps_what_was_used_last_within_its_budget(tmp_path: Path) -> None:
     for n in range(30):
         cache.put("s", f"k{n}", bytes(100))
         assert cache.get("s", "k0") is not None  # used again and again
-        for age, path in enumerate(sorted((tmp_path / "disk").iterdir(), key=lambda p: p.stat().st_mtime_ns)):
+        for age, path in enumerate(
+            sorted((tmp_path / "disk/sfm-chunks").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+        ):
             os.utime(path, ns=(age, age))  # clocks are coarser than this loop
-    assert sum(path.stat().st_size for path in (tmp_path / "disk").iterdir()) <= 1000
+    assert sum(path.stat().st_size for path in (tmp_path / "disk/sfm-chunks").iterdir()) <= 1000
     assert cache.get("s", "k29") is not None
     assert cache.get("s", "k5") is None
 
@@ -39,12 +42,22 @@ def test_two_surveys_and_two_processes(tmp_path: Path) -> None:
 def test_a_broken_disk_stops_nothing(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "disk", 10**6)
     cache.put("s", "k", b"1")
-    for path in (tmp_path / "disk").iterdir():
-        path.unlink()
-    (tmp_path / "disk").rmdir()
+    shutil.rmtree(tmp_path / "disk")
     assert cache.get("s", "k") is None
     cache.put("s", "k", b"1")
     assert cache.get("s", "k") is None
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "disk/lost+found").mkdir(parents=True)
+    thesis = tmp_path / "disk/thesis.txt"
+    thesis.write_text("mine" * 1000)
+    os.utime(thesis, (0, 0))
+    cache = DiskCache(tmp_path / "disk", 1000)
+    for n in range(30):
+        cache.put("s", f"k{n}", bytes(100))
+    assert thesis.exists()
+    assert cache.get("s", "k29") is not None
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -70,7 +83,7 @@ def test_what_is_damaged_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
     survey = open_survey(write_v1(tmp_path / "s.mdio", values))
     for damage in (False, True, False):
         if damage:
-            for path in (tmp_path / "disk").iterdir():
+            for path in (tmp_path / "disk/sfm-chunks").iterdir():
                 path.write_bytes(path.read_bytes()[:20])
         transfers = Transfers(disk=DiskCache(tmp_path / "disk", 10**6))
         np.testing.assert_array_equal(WindowReader(survey, None, transfers).read((0, 0, 0), (4, 5, 6)), values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,6 +112,25 @@ def test_each_context_rank_fetches_its_share(bucket: Bucket, ranks: int) -> None
         )
         assert bucket.stats()["bytes"] <= 1.02 * sample / ranks
         reader.close()
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_child_forked_after_reading_says_so() -> None:
+    WindowReader(open_survey("s3://surveys/s.mdio")).read((0, 0, 0), (8, 8, 8))
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            open_survey("s3://surveys/s.mdio")
+            words = "it opened"
+        except BaseException as error:  # noqa: BLE001 - the parent looks at it
+            words = str(error)
+        os.write(into, words.encode())
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out) as pipe:
+        assert "forked from one that had read from an object store" in pipe.read()
+    os.waitpid(child, 0)
 
 
 _MEASURE = """

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
-from sfm.survey import layout
+from sfm.survey import blosc, layout
 from sfm.survey.cache import DiskCache
 from sfm.survey.clients import SurveyError
+from sfm.survey.codecs import ChunkCodec, Payload, _Blosc
 from sfm.survey.mdio import Survey, open_survey
 from sfm.survey.pacing import Backoff
 from sfm.survey.reader import WindowReader
@@ -267,8 +268,8 @@ def test_context_ranks_fetch_their_own_slabs_alone(tmp_path: Path) -> None:
 def test_slabs_that_cut_chunks_fetch_little_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SMALLEST_SAVING", 1)
     values = np.random.default_rng(0).standard_normal((96, 32, 256)).astype("f4")
-    blosc = BloscCodec(cname="zstd", shuffle="shuffle", blocksize=32 * 128 * 4)
-    survey = open_survey(write_v1(tmp_path / "s.mdio", values, chunks=(64, 32, 128), compressors=blosc))
+    codec = BloscCodec(cname="zstd", shuffle="shuffle", blocksize=32 * 128 * 4)
+    survey = open_survey(write_v1(tmp_path / "s.mdio", values, chunks=(64, 32, 128), compressors=codec))
     stored = sum(path.stat().st_size for path in (tmp_path / "s.mdio/amplitude/c").rglob("*") if path.is_file())
     for rank in range(4):  # 24 rows each; chunks hold 64
         reader = WindowReader(survey, None, keep=False)
@@ -439,3 +440,77 @@ def test_zarr_agrees_on_what_is_stored(tmp_path: Path) -> None:
     url = write_v1(tmp_path / "s.mdio", values)
     np.testing.assert_array_equal(WindowReader(open_survey(url)).read((0, 0, 0), values.shape), values)
     np.testing.assert_array_equal(zarr.open_array(url, path="amplitude")[...], values)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "|i1", ">i2", "<f8"])
+@pytest.mark.parametrize("blocksize", [0, 40_000])
+def test_rows_of_blosc_chunks_whose_last_block_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, blocksize: int
+) -> None:
+    monkeypatch.setattr(layout, "SMALLEST_SAVING", 1)
+    values = (np.random.default_rng(0).standard_normal((130, 50, 61)) * 9).astype(dtype)
+    codec = BloscCodec(cname="zstd", shuffle="shuffle", blocksize=blocksize)
+    survey = open_survey(write_v1(tmp_path / "s.mdio", values, chunks=(70, 50, 61), compressors=codec))
+    reader = WindowReader(survey, None, keep=False)
+    for first, rows in [(69, 1), (68, 2), (60, 30), (0, 3), (129, 1), (70, 60), (69, 61)]:
+        np.testing.assert_array_equal(
+            reader.read((first, 0, 0), (rows, 50, 61)), values[first : first + rows].astype("f4")
+        )
+    reader.close()
+
+
+def test_blocks_that_threads_wrote_in_another_order() -> None:
+    decoded = np.random.default_rng(0).standard_normal(50_000).astype("f4")
+    chunk = numcodecs.Blosc(cname="zstd", shuffle=1, blocksize=16_384).encode(decoded)
+    frame = blosc.parse(chunk, decoded.nbytes)
+    assert frame is not None
+    assert frame.starts is not None
+    ends = np.append(np.sort(frame.starts), frame.stored)
+    pieces = [bytes(chunk[s : ends[np.searchsorted(ends, s, side="right")]]) for s in frame.starts]
+    order = np.random.default_rng(1).permutation(len(pieces))
+    starts, at, body = np.zeros(len(pieces), "<i4"), int(frame.starts.min()), b""
+    for block in order:
+        starts[block] = at + len(body)
+        body += pieces[block]
+    shuffled = bytes(chunk[:16]) + starts.tobytes() + body
+    codec = ChunkCodec((50, 10, 100), np.dtype("<f4"), [_Blosc(numcodecs.Blosc())], None)
+    for rows in (range(1), range(7, 30), range(49, 50), range(50)):
+        span, found = codec.span(rows, shuffled[: codec.head])
+        assert span is not None
+        got = codec.decode(Payload(shuffled[span[0] : span[1]], span[0], found), rows, np.empty(codec.bytes, np.uint8))
+        np.testing.assert_array_equal(got, decoded.reshape(50, 10, 100)[rows.start : rows.stop])
+
+
+@pytest.mark.parametrize("compressors", [ZstdCodec(), BloscCodec(), GzipCodec()])
+@pytest.mark.parametrize("filters", [None, TransposeCodec(order=(2, 1, 0))])
+def test_a_chunk_that_decodes_to_fewer_bytes_shows_nothing_of_another(
+    tmp_path: Path, compressors: ZstdCodec, filters: TransposeCodec | None
+) -> None:
+    values = np.random.default_rng(0).standard_normal((8, 5, 6)).astype("f4")
+    options = {"compressors": compressors} | ({"filters": filters} if filters else {})
+    survey = open_survey(write_v1(tmp_path / "s.mdio", values, **options))
+    half = write_v1(tmp_path / "half.mdio", values[:2], chunks=(2, 5, 6), **options)
+    (Path(survey.url) / "amplitude/c/1/0/0").write_bytes((Path(half) / "amplitude/c/0/0/0").read_bytes())
+    reader = WindowReader(survey, None, Transfers(decoders=1), keep=False)
+    reader.read((0, 0, 0), (4, 5, 6))
+    with pytest.raises(SurveyError, match=r"chunk \(1, 0, 0\) cannot be read"):
+        reader.read((4, 0, 0), (4, 5, 6))
+
+
+def test_a_slab_wholly_in_the_padding_holds_no_data(survey: Survey) -> None:
+    whole = WindowReader(survey, STATISTICS, pad=True).read((0, 0, 0), (32, 15, 18))
+    for first in (0, 8, 16, 24):
+        slab = WindowReader(survey, STATISTICS, pad=True).read((first, 0, 0), (8, 15, 18))
+        np.testing.assert_array_equal(slab, whole[first : first + 8])
+
+
+def test_out_must_fit(survey: Survey) -> None:
+    with pytest.raises(ValueError, match=r"out is \(9, 9, 9\) of float32, not \(4, 5, 6\)"):
+        WindowReader(survey).read((0, 0, 0), (4, 5, 6), out=np.empty((9, 9, 9), np.float32))
+
+
+def test_a_closed_reader_says_so(survey: Survey) -> None:
+    reader = WindowReader(survey)
+    reader.close()
+    with pytest.raises(SurveyError, match="this reader was closed"):
+        reader.read((0, 0, 0), (4, 5, 6))
