@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import zarr
 
 from sfm.feed.direct import direct_feed
 from sfm.feed.order import RankOrder
-from sfm.feed.ray_data import _Reader, ray_feed
+from sfm.feed.ray_data import ITERATING, _Reader, ray_feed
 from sfm.feed.source import SampleSource
 from sfm.spec import parse_spec
 from sfm.survey.mdio import open_survey
@@ -160,6 +161,7 @@ def test_what_lies_ahead_keeps_within_its_budget(survey, tmp_path, monkeypatch):
     batches = ray_feed(spec, statistics, source.rows, RankOrder.of(spec, 0), 0, 512 * 60)
     block = 512 * 4 * 8 * 12 * 16  # bytes: a micro-batch, 3 MiB
     next(batches)
+    assert ITERATING in [thread.name for thread in threading.enumerate()]
     deadline, seen, since = time.monotonic() + 60, 0, time.monotonic()
     while time.monotonic() < deadline and time.monotonic() - since < 4:  # until it has made none for a while
         now = len(asked.read_text())
@@ -167,6 +169,7 @@ def test_what_lies_ahead_keeps_within_its_budget(survey, tmp_path, monkeypatch):
             seen, since = now, time.monotonic()
         time.sleep(0.1)
     batches.close()
+    assert ITERATING not in [thread.name for thread in threading.enumerate()]
     # In the store, in hand, in the rank's two prefetched batches, and the two that the actor reads by itself.
     assert 2 <= seen <= 12 * 2**20 // block + 2 + 2 + 2
     assert seen < 30  # of 60
