@@ -42,7 +42,7 @@ class Storage(_Model):
     environment of the process that reads (`AWS_ACCESS_KEY_ID` ..., a profile, an instance role)."""
 
     endpoint_url: str | None = None
-    """URL of an S3-compatible server; default: `AWS_ENDPOINT_URL`, else AWS itself."""
+    """URL of the server; default: `AWS_ENDPOINT_URL` for s3, else that of AWS, Google or the Azure account."""
     region: str | None = None
     """Region of the bucket; default: `AWS_REGION` or `AWS_DEFAULT_REGION`."""
     anonymous: bool = False
@@ -67,7 +67,8 @@ class SurveySource(_Model):
     """One MDIO survey to train on."""
 
     url: str = Field(min_length=1)
-    """`s3://bucket/key.mdio` or a local path of an MDIO store, seen from the workers."""
+    """`s3://bucket/key.mdio`, likewise gs://, az:// or https://, or a local path of an MDIO store, seen from the
+    workers."""
     weight: float = Field(1.0, gt=0)
     """Relative share of training windows drawn from this survey (no unit); default 1."""
     held_out: bool = False
@@ -544,8 +545,13 @@ def absolute(spec: JobSpec, base: Path) -> JobSpec:
     checkpoint = spec.checkpoint
     if checkpoint.start_from is not None:
         checkpoint = checkpoint.model_copy(update={"start_from": absolute_url(checkpoint.start_from, base)})
+    resources = spec.resources
+    if resources.disk_cache is not None:
+        resources = resources.model_copy(update={"disk_cache": absolute_url(resources.disk_cache, base)})
     output = spec.output and absolute_url(spec.output, base)
-    return spec.model_copy(update={"surveys": surveys, "checkpoint": checkpoint, "output": output})
+    return spec.model_copy(
+        update={"surveys": surveys, "checkpoint": checkpoint, "resources": resources, "output": output}
+    )
 
 
 def visible_tokens(tokens: int, ratio: float) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from sfm.spec import JobSpec, SpecError, dump_spec, load_spec, parse_spec, parse_yaml, visible_tokens
+from sfm.spec import JobSpec, SpecError, absolute, dump_spec, load_spec, parse_spec, parse_yaml, visible_tokens
 
 MINIMAL = {"surveys": [{"url": "s3://bucket/a.mdio"}], "window": {"shape": [64, 64, 64]}}
 
@@ -121,6 +121,21 @@ def test_json_is_yaml():
 def test_what_is_stored_reads_back_the_same():
     spec = parse_spec(MINIMAL)
     assert parse_spec(yaml.safe_load(dump_spec(spec))) == spec
+
+
+def test_relative_places_are_seen_from_where_a_job_was_submitted(tmp_path):
+    spec = parse_spec(
+        {
+            "surveys": [{"url": "a.mdio"}, {"url": "s3://b/c.mdio"}],
+            "output": "runs/x",
+            "checkpoint": {"start_from": "../old"},
+            "resources": {"disk_cache": "kept"},
+        }
+    )
+    spec = absolute(spec, tmp_path)
+    assert [survey.url for survey in spec.surveys] == [str(tmp_path / "a.mdio"), "s3://b/c.mdio"]
+    assert (spec.output, spec.resources.disk_cache) == (str(tmp_path / "runs/x"), str(tmp_path / "kept"))
+    assert spec.checkpoint.start_from == str(tmp_path.parent / "old")
 
 
 def test_the_example_is_valid(request):

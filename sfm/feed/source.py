@@ -39,15 +39,10 @@ class SampleSource:
         self.spec = spec
         self.rows = rows if rows is not None else range(spec.grid[0])
         self.type = storage_type(spec.window.dtype)
-        _, *across = spec.window.shape
-        surveys = open_all(spec, (len(self.rows) * spec.model.patch[0], across[0], across[1]))
+        surveys = open_all(spec, self._slab(self.rows))
         resources = spec.resources
-        self.disk = (
-            DiskCache(resources.disk_cache, int(resources.disk_cache_gib * 2**30)) if resources.disk_cache else None
-        )
-        self.transfers = Transfers(
-            resources.transfer_mib * 2**20, resources.decoders, resources.requests, disk=self.disk
-        )
+        disk = DiskCache(resources.disk_cache, int(resources.disk_cache_gib * 2**30)) if resources.disk_cache else None
+        self.transfers = Transfers(resources.transfer_mib * 2**20, resources.decoders, resources.requests, disk=disk)
         self.readers = [
             WindowReader(
                 survey,
@@ -71,10 +66,9 @@ class SampleSource:
             out: where to write them; default: a new array.
         """
         rows = self.rows if rows is None else rows
-        thickness = self.spec.model.patch[0]
-        _, crosslines, samples = self.spec.window.shape
-        origin = (sample.origin[0] + rows.start * thickness, *sample.origin[1:])
-        return self.readers[sample.survey].read(origin, (len(rows) * thickness, crosslines, samples), out)
+        first, *across = sample.origin
+        origin = (first + rows.start * self.spec.model.patch[0], across[0], across[1])
+        return self.readers[sample.survey].read(origin, self._slab(rows), out)
 
     def mask(self, index: int, rows: range | None = None, share: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         """Visible tokens of patch `rows` of sample `index`, and this share of the masked ones."""
@@ -83,8 +77,7 @@ class SampleSource:
 
     def training(self, indices: Sequence[int]) -> Columns:
         """The training samples with these numbers; "masked" are the tokens to predict."""
-        thickness = self.spec.model.patch[0]
-        voxels = np.empty((len(indices), len(self.rows) * thickness, *self.spec.window.shape[1:]), self.type)
+        voxels = np.empty((len(indices), *self._slab(self.rows)), self.type)
         samples = [self.sampler.train(index) for index in indices]
         list(self._windows.map(lambda n: self.voxels(samples[n], out=voxels[n]), range(len(indices))))
         masks = [self.mask(index, share=self.spec.model.decode_share) for index in indices]
@@ -99,6 +92,11 @@ class SampleSource:
         """End the threads."""
         self._windows.shutdown()
         self.transfers.close()
+
+    def _slab(self, rows: range) -> tuple[int, int, int]:
+        """Shape of patch `rows` of a window."""
+        _, crosslines, samples = self.spec.window.shape
+        return len(rows) * self.spec.model.patch[0], crosslines, samples
 
     def _cost(self, rows: int) -> np.ndarray:
         """What reading has cost since the last call, in the first of `rows` rows."""

@@ -93,7 +93,7 @@ def identity(url: str, storage: Storage) -> tuple[Any, ...]:
     """What tells one client from another: where, and with which credentials of the environment."""
     prefixes = ("AWS_", "GOOGLE_", "AZURE_", "SSL_CERT_")
     environment = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(prefixes)))
-    return url, storage.model_dump_json(), environment, os.getpid()
+    return url, storage.model_dump_json(), environment
 
 
 def rust_store(url: str, storage: Storage, retries: int) -> Any:
@@ -105,25 +105,29 @@ def rust_store(url: str, storage: Storage, retries: int) -> Any:
     Raises:
         SurveyError: the scheme is none of `SCHEMES`, or options do not fit together.
     """
-    check_process()
+    _check_first()
     return _rust_store(identity(url, storage), storage, retries)
 
 
 _first: list[int] = []  # the process that first asked a store
 
 
-def check_process() -> None:
-    """Refuse to reach stores from a child that was forked after its parent did: it would wait for ever.
-
-    Raises:
-        SurveyError: this is one.
-    """
+def _check_first() -> None:
     if not _first:
         _first.append(os.getpid())
-    if _first[0] != os.getpid():
+    check_process(_first[0], "an object store was asked")
+
+
+def check_process(home: int, what: str) -> None:
+    """Refuse to go on in a child of process `home`, where `what` was done: its threads stayed behind.
+
+    Raises:
+        SurveyError: this is such a child.
+    """
+    if os.getpid() != home:
         raise SurveyError(
-            "this process was forked from one that had read from an object store, whose threads stayed behind: it would "
-            "wait for ever; start processes by spawn or forkserver"
+            f"{what} before this process was forked, and it would wait for ever for threads that stayed behind; start "
+            "processes by spawn or forkserver"
         )
 
 
@@ -154,10 +158,12 @@ def _rust_store(key: tuple[Any, ...], storage: Storage, retries: int) -> Any:
         if scheme == "s3":
             return S3Store(bucket, **common, **_s3_settings(storage, client))
         if scheme == "gs":
-            anonymous: dict[str, Any] = {"skip_signature": True} if storage.anonymous else {}
-            return GCSStore(bucket, **common, **anonymous)
+            return GCSStore(bucket, **common, **_stated(storage, client, "base_url"))
         if scheme == "az":
-            return AzureStore(bucket, **common, **_azure_settings(storage, client))
+            name = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")  # left to find it by itself, obstore cannot show it
+            if not name:
+                raise SurveyError(f"{url}: of which account? Set AZURE_STORAGE_ACCOUNT_NAME, and its key or identity")
+            return AzureStore(bucket, account_name=name, **common, **_stated(storage, client, "endpoint"))
         client["allow_http"] = scheme == "http"
         del common["prefix"]
         return HTTPStore(url, **common)
@@ -178,11 +184,12 @@ def _s3_settings(storage: Storage, client: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _azure_settings(storage: Storage, client: dict[str, Any]) -> dict[str, Any]:
+def _stated(storage: Storage, client: dict[str, Any], endpoint: str) -> dict[str, Any]:
+    """What `storage` says of a store of Google or Azure, which calls its server's URL `endpoint`."""
     settings: dict[str, Any] = {"skip_signature": True} if storage.anonymous else {}
     if storage.endpoint_url:
         client["allow_http"] = storage.endpoint_url.startswith("http://")
-        settings["endpoint"] = storage.endpoint_url
+        settings[endpoint] = storage.endpoint_url
     return settings
 
 
@@ -227,7 +234,7 @@ def s3fs_client(url: str, storage: Storage, *, asynchronous: bool = False) -> An
         SurveyError: the scheme of `url` is not s3.
     """
     object_path(url)
-    check_process()
+    _check_first()
     bucket = url.split("/", 3)[2]
     return _s3fs(identity(f"s3://{bucket}", storage), storage, asynchronous)
 

@@ -81,6 +81,10 @@ class Fetch(NamedTuple):
 class Layout:
     """Plans requests for the chunks of one array. Threads may share it.
 
+    Attributes:
+        codec: decodes its chunks.
+        memory: bytes that one whole chunk takes on its way.
+
     Raises:
         SurveyError: a codec is not known here.
     """
@@ -101,7 +105,7 @@ class Layout:
                 self.codec = codecs.of_v3(array.chunks, array.dtype, stated, where)
         self._heads: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
-        self._memory = 2 * self.codec.bytes
+        self.memory = 2 * self.codec.bytes
 
     def _set_shards(self, array: zarr.Array, settings: dict[str, Any], where: str) -> None:
         if array.shards is None:
@@ -178,7 +182,7 @@ class Layout:
             else:
                 fetches.append(self._one(key, want, known if not whole and known is not ... else None))
         for key, parts in shards.items():
-            fetches += _coalesce(key, parts, self._memory, gap=-_LONGEST if whole else _GAP)
+            fetches += _coalesce(key, parts, self.memory, gap=-_LONGEST if whole else _GAP)
         return fetches, absent
 
     def _one(self, key: str, want: Want, head: Any) -> Fetch:
@@ -189,7 +193,7 @@ class Layout:
             except ValueError as error:
                 raise DamagedChunkError(want.chunk, str(error)) from None
         if span is None:
-            return Fetch(key, 0, WHOLE, [Part(want, 0, WHOLE, 0, None)], self._memory)
+            return Fetch(key, 0, WHOLE, [Part(want, 0, WHOLE, 0, None)], self.memory)
         return Fetch(key, *span, [Part(want, *span, span[0], frame)], 2 * (span[1] - span[0]))
 
     def _pays(self, want: Want) -> bool:

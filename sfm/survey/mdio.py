@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,7 +14,7 @@ import zarr
 from sfm.spec import Storage
 from sfm.survey.clients import SurveyError
 from sfm.survey.copies import Copy, cheapest, difference, dimension_names
-from sfm.survey.failures import PASSING, chain, status
+from sfm.survey.failures import is_passing, persist
 from sfm.survey.layout import Layout
 from sfm.survey.objects import Objects, objects_at
 from sfm.survey.pacing import Backoff
@@ -65,7 +62,7 @@ class Survey:
 
 
 def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE, window: tuple[int, int, int] | None = None) -> Survey:
-    """Open the survey at `url` (`s3://bucket/key.mdio` or a local path).
+    """Open the survey at `url`: a local path, or `s3://bucket/key.mdio` and the like (`clients.SCHEMES`).
 
     Args:
         window: voxels along each axis of the windows that will be read. Where the store holds copies of the amplitudes
@@ -75,19 +72,13 @@ def open_survey(url: str, storage: Storage = _DEFAULT_STORAGE, window: tuple[int
     Raises:
         SurveyError: it is missing, out of reach, not MDIO, or not a 3D post-stack survey.
     """
-    backoff, began = Backoff(), time.monotonic()
-    for attempt in itertools.count(1):
-        try:
-            survey, group = _open(url, storage)
-            return survey if window is None else _for_windows(survey, group, window)
-        except SurveyError as error:
-            # A store that is asked by many at once, as at the start of a job, refuses some of them for a moment.
-            passing = any(status(cause) in PASSING for cause in chain(error))
-            pause = backoff.pause(attempt, time.monotonic() - began, random.random()) if passing else None
-            if pause is None:
-                raise
-            time.sleep(pause)
-    raise AssertionError("unreachable")
+
+    def attempt() -> Survey:
+        survey, group = _open(url, storage)
+        return survey if window is None else _for_windows(survey, group, window)
+
+    # A store that is asked by many at once, as at the start of a job, refuses some of them for a moment.
+    return persist(attempt, Backoff(), lambda error: not is_passing(error))
 
 
 def copies_of(survey: Survey) -> list[Copy]:

@@ -70,7 +70,14 @@ class _Rust:
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Bytes | None:
         import obstore
         from obstore.exceptions import GenericError
+        from obstore.store import AzureStore
 
+        if start < 0 and isinstance(self.store, AzureStore):  # which knows no range from the end
+            try:
+                size = int(obstore.head(self.store, key)["size"])
+            except FileNotFoundError:
+                return None
+            return self.get(key, max(size + start, 0), size)
         options: Any = None
         if start < 0:
             options = {"range": {"suffix": -start}}

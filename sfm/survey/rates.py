@@ -152,7 +152,7 @@ class Bench:
             chunks_met(n, w, c) for n, w, c in zip(survey.shape, self.window, survey.chunks, strict=True)
         )
         parts = 1 if survey.array.shards is None else math.ceil(self._met)  # neighbours in a shard come together
-        self._request_bytes = 2 * parts * survey.layout.codec.bytes  # as much as Fetch.memory reserves
+        self._request_bytes = parts * survey.layout.memory
         self._live = np.argwhere(survey.trace_mask)
         if not len(self._live):
             raise SurveyError(f"{survey.url}: no trace is live; there is nothing to read")

@@ -71,7 +71,7 @@ def explain(error: BaseException, url: str, storage: Storage, *, action: str = "
             f"{url}: there is no profile '{storage.profile or os.environ.get('AWS_PROFILE')}' in the AWS configuration "
             "files (~/.aws/config, ~/.aws/credentials); name another in storage.profile"
         )
-    if "performing token request" in said or "Account must be specified" in said:
+    if "performing token request" in said:
         return SurveyError(
             f"{url}: no credentials for {where}; set GOOGLE_APPLICATION_CREDENTIALS (gs://), AZURE_STORAGE_ACCOUNT_NAME and "
             "a key (az://), or storage.anonymous for a public bucket"
@@ -131,7 +131,7 @@ def _endpoint(url: str) -> str:
     """What names the server of `url`."""
     if url.startswith("s3://"):
         return "AWS_ENDPOINT_URL or storage.endpoint_url"
-    return "storage.endpoint_url" if url.startswith("az://") else "the URL"
+    return "storage.endpoint_url" if url.startswith(("gs://", "az://")) else "the URL"
 
 
 def _first_line(error: BaseException) -> str:

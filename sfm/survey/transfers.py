@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections import deque
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sfm.survey.cache import DiskCache
-from sfm.survey.clients import SurveyError
-from sfm.survey.failures import is_final, is_throttling
+from sfm.survey.clients import SurveyError, check_process
+from sfm.survey.failures import is_final, is_throttling, persist
 from sfm.survey.meter import Meter
 from sfm.survey.objects import Bytes, DamagedError, Objects
 from sfm.survey.pacing import Backoff, Concurrency
@@ -65,22 +64,13 @@ class Transfers:
         self._process = os.getpid()
         self._rooms = threading.local()
 
-    @property
-    def limit(self) -> int:
-        """Requests that may be in flight just now."""
-        return self._pace.limit
-
     def check_process(self) -> None:
         """Refuse to work in a child that was forked after this was made: its threads stayed behind.
 
         Raises:
             SurveyError: it was.
         """
-        if os.getpid() != self._process:
-            raise SurveyError(
-                "this reader was made before the process was forked, and would wait for ever for threads that stayed "
-                "behind; start processes by spawn or forkserver"
-            )
+        check_process(self._process, "this reader was made")
 
     def room(self, size: int) -> np.ndarray:
         """A buffer of the calling thread's own, uint8, at least `size`; what it held is lost."""
@@ -177,28 +167,21 @@ class Transfers:
         return data
 
     def _persist(self, objects: Objects, key: str, start: int, stop: int | None) -> Bytes | None:
-        began = time.monotonic()
-        attempt = 1
-        while True:
-            at = time.monotonic()
-            try:
-                data = objects.get(key, start, stop)
-                if data is not None and stop is not None and start >= 0 and len(data) > stop - start:
-                    raise DamagedError(f"object {key}: asked for {stop - start} bytes, got {len(data)}")
-            except Exception as error:
-                self._note(at, 0, throttled=is_throttling(error))
-                pause = None if is_final(error) else self._pause(attempt, began)
-                if pause is None:
-                    raise
-                time.sleep(pause)
-                attempt += 1
-                self.meter.add(retries=1)
-                continue
-            self._note(at, len(data) if data is not None else 0)
-            return data
+        return persist(
+            lambda: self._ask(objects, key, start, stop), self._backoff, is_final, lambda: self.meter.add(retries=1)
+        )
 
-    def _pause(self, attempt: int, began: float) -> float | None:
-        return self._backoff.pause(attempt, time.monotonic() - began, random.random())
+    def _ask(self, objects: Objects, key: str, start: int, stop: int | None) -> Bytes | None:
+        began = time.monotonic()
+        try:
+            data = objects.get(key, start, stop)
+            if data is not None and stop is not None and start >= 0 and len(data) > stop - start:
+                raise DamagedError(f"object {key}: asked for {stop - start} bytes, got {len(data)}")
+        except Exception as error:
+            self._note(began, 0, throttled=is_throttling(error))
+            raise
+        self._note(began, len(data) if data is not None else 0)
+        return data
 
     def _note(self, began: float, size: int, *, throttled: bool = False) -> None:
         now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,25 @@ def real(name: str) -> Path:
     if not path.is_file():
         pytest.skip(f"real seismic data is not here: {path} does not exist")
     return path
+
+
+def said_by_a_child(work: Callable[[], object]) -> str:
+    """What `work` fails with in a forked child, or "nothing"."""
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = "nothing"
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - the parent looks at it
+            words = str(error)
+        os.write(into, words.encode())
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
 
 
 def write_v1(

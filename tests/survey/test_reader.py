@@ -26,7 +26,7 @@ from sfm.survey.reader import WindowReader
 from sfm.survey.scaling import DEAD_SAMPLES
 from sfm.survey.statistics import Statistics, estimate
 from sfm.survey.transfers import Transfers
-from tests.survey.conftest import write_v0, write_v1
+from tests.survey.conftest import said_by_a_child, write_v0, write_v1
 
 STATISTICS = Statistics(low=-1.5, high=2.0, mean=0.25, std=0.75, live_share=1.0)
 HASTY = Backoff(first=0.001, attempts=3)
@@ -374,20 +374,8 @@ def test_window_that_leaves_the_survey(survey: Survey) -> None:
 def test_a_forked_child_says_so(survey: Survey) -> None:
     reader = WindowReader(survey, STATISTICS)
     reader.read((0, 0, 0), (4, 5, 6))
-    out, into = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            reader.read((0, 0, 0), (4, 5, 6))
-            words = "it read"
-        except BaseException as error:  # noqa: BLE001 - the parent looks at it
-            words = str(error)
-        os.write(into, words.encode())
-        os._exit(0)
-    os.close(into)
-    with os.fdopen(out) as pipe:
-        assert "made before the process was forked" in pipe.read()
-    os.waitpid(child, 0)
+    words = said_by_a_child(lambda: reader.read((0, 0, 0), (4, 5, 6)))
+    assert "this reader was made before this process was forked" in words
 
 
 @pytest.mark.parametrize("name", ["reef3d_v0.mdio.tar.gz", "cube75x71_v1_zarr2.mdio.tar.gz"])
