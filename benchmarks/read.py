@@ -482,7 +482,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512, help="voxels of the survey along each axis")
     parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--window", type=int, default=256)
-    parser.add_argument("--windows", type=int, default=2, help="windows that a reader reads in each round")
+    parser.add_argument("--windows", type=int, default=4, help="windows that a reader reads in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where surveys are kept for the next run; default: they are not")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works; its figures mean nothing")

@@ -336,8 +336,8 @@ class Resources(_Model):
     """Logical CPUs reserved for each worker's reader actor (feed: ray); default 0.25."""
     cache_mib: int = Field(512, ge=0)
     """Decoded chunks a reader keeps in memory (MiB), for surveys of which at least half fits; default 512."""
-    transfer_mib: Positive = 128
-    """Memory for chunks on their way in each reader (MiB); default 128."""
+    transfer_mib: Positive = 256
+    """Memory for chunks on their way in each reader (MiB), which bounds how many that are; default 256."""
     ahead_mib: Positive = 512
     """Windows read ahead of each worker (MiB), at least two micro-batches; default 512."""
     decoders: Positive = 2

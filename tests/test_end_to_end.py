@@ -104,6 +104,11 @@ def losses(url: str) -> list[float]:
     return [record["loss"] for record in records]
 
 
+def chunks_asked_for(url: str) -> float:
+    """By all ranks together."""
+    return sum(r["read_cache_hits"] + r["read_cache_misses"] for r in read_metrics(Output(url, Storage())))
+
+
 def start_service(state: Path) -> tuple[subprocess.Popen[str], str]:
     """`sfm serve` with results on S3, and its address."""
     serve = subprocess.Popen(
@@ -117,13 +122,19 @@ def start_service(state: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.fixture(scope="module")
-def reference(environment, tmp_path_factory):
-    """Losses of the job on one worker, read directly, through `ray job submit`: the plainest way."""
+def plain(environment, tmp_path_factory):
+    """Output of the job on one worker, read directly, through `ray job submit`: the plainest way."""
     folder = tmp_path_factory.mktemp("reference")
     output = str(folder / "out")
-    plain = job(parallel={"workers": 1, "engine": "ddp"}, batch={"size": 4}, feed="direct", output=output)
-    ray_job_submit(environment, folder / "job", plain)
-    return losses(output)
+    spec = job(parallel={"workers": 1, "engine": "ddp"}, batch={"size": 4}, feed="direct", output=output)
+    ray_job_submit(environment, folder / "job", spec)
+    return output
+
+
+@pytest.fixture(scope="module")
+def reference(plain):
+    """Its losses."""
+    return losses(plain)
 
 
 def test_post_jobs_trains_and_shows(store, reference, tmp_path, monkeypatch):
@@ -173,12 +184,13 @@ def test_post_jobs_trains_and_shows(store, reference, tmp_path, monkeypatch):
         serve.wait(timeout=60)
 
 
-def test_data_parallel_by_ray_job_submit_equals_one_worker(environment, reference, tmp_path):
+def test_data_parallel_by_ray_job_submit_equals_one_worker(environment, plain, reference, tmp_path):
     output = str(tmp_path / "out")
     two = job(parallel={"workers": 2, "engine": "zero2"}, batch={"size": 4, "micro": 1}, output=output)
     printed = ray_job_submit(environment, tmp_path / "job", two)
     assert printed.count("attention: mode local, kernel flash-cpu") == 1
     np.testing.assert_allclose(losses(output), reference, rtol=1e-5)
+    assert chunks_asked_for(output) == chunks_asked_for(plain) > 0
 
 
 def test_a_job_cut_in_two_takes_the_same_steps(environment, reference, tmp_path):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, NamedTuple
 
 import safetensors.torch
 
@@ -22,15 +21,7 @@ from sfm.parallel.engines import MOMENTS, Resume, State
 from sfm.spec import JobSpec
 from sfm.survey.sampler import Cursor
 from sfm.train.output import Output
-from sfm.train.start import FOLDER, MANIFEST, CheckpointError, Found, committed
-
-
-class Loaded(NamedTuple):
-    """What a checkpoint holds."""
-
-    resume: Resume
-    cursor: Cursor
-    """The sample that follows those consumed."""
+from sfm.train.start import FOLDER, MANIFEST, STATE, CheckpointError, Found, committed
 
 
 def save(output: Output, state: State, steps: int, cursor: Cursor, spec: JobSpec) -> None:
@@ -38,7 +29,7 @@ def save(output: Output, state: State, steps: int, cursor: Cursor, spec: JobSpec
     folder = f"{FOLDER}/step-{steps:08d}"
     about = {"steps": steps, "cursor": cursor.to_json(), "spec": json.loads(spec.model_dump_json())}
     files = {f"{part}.safetensors": safetensors.torch.save(tensors) for part, tensors in state.items()}
-    files["state.json"] = json.dumps(about).encode()
+    files[STATE] = json.dumps(about).encode()
     manifest = {}
     for name, content in files.items():
         output.write(f"{folder}/{name}", content)
@@ -48,7 +39,7 @@ def save(output: Output, state: State, steps: int, cursor: Cursor, spec: JobSpec
         output.remove(old.name)
 
 
-def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Loaded:
+def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
     """Read and verify a checkpoint.
 
     Args:
@@ -57,17 +48,7 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Loaded:
     Raises:
         CheckpointError: a file is missing or differs from its hash, or a tensor does not fit the model.
     """
-    where = f"checkpoint {found.output.url}/{found.name}"
-    manifest: dict[str, Any] = json.loads(found.output.read(f"{found.name}/{MANIFEST}") or b"{}")
-    contents = {}
-    for name, expected in manifest["files"].items():
-        content = found.output.read(f"{found.name}/{name}")
-        if content is None or hashlib.sha256(content).hexdigest() != expected["sha256"]:
-            raise CheckpointError(
-                f"{where}: {name} is missing or damaged; remove this folder to continue from an older one"
-            )
-        contents[name] = content
-    state = {part: safetensors.torch.load(contents[f"{part}.safetensors"]) for part in ("weights", *MOMENTS)}
+    state = {part: safetensors.torch.load(found.read(f"{part}.safetensors")) for part in ("weights", *MOMENTS)}
     for part, tensors in state.items():
         different = sorted(
             name
@@ -76,9 +57,6 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Loaded:
         )
         if different:
             raise CheckpointError(
-                f"{where}: {part} of {different[0]} does not fit the model; was it written with other sizes?"
+                f"{found.place}: {part} of {different[0]} does not fit the model; was it written with other sizes?"
             )
-    about = json.loads(contents["state.json"])
-    if "cursor" not in about:
-        raise CheckpointError(f"{where}: it was written by an earlier version, which kept no cursor; begin a new job")
-    return Loaded(Resume(state, about["steps"]), Cursor.from_json(about["cursor"]))
+    return Resume(state, json.loads(found.read(STATE))["steps"])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sfm import plan
 from sfm.spec import JobSpec, SfmError
+from sfm.survey.preflight import open_all, sampler_of
+from sfm.survey.sampler import Cursor, Sampler
 from sfm.train.output import Output
 
 FOLDER = "checkpoints"
 MANIFEST = "MANIFEST.json"
+STATE = "state.json"
 _MODEL = "accelerator_type:"  # and the model, as Ray names what a node with such a GPU has
 
 
@@ -31,6 +36,26 @@ class Found(NamedTuple):
     """Folder under the output."""
     steps: int
     """Optimiser steps it has behind it."""
+
+    @property
+    def place(self) -> str:
+        """Where it lies, in words."""
+        return f"checkpoint {self.output.url}/{self.name}"
+
+    def read(self, file: str) -> bytes:
+        """A file of it.
+
+        Raises:
+            CheckpointError: it is missing, or differs from its hash.
+        """
+        manifest: dict[str, Any] = json.loads(self.output.read(f"{self.name}/{MANIFEST}") or b"{}")
+        content = self.output.read(f"{self.name}/{file}")
+        stated = manifest.get("files", {}).get(file, {}).get("sha256")
+        if content is None or hashlib.sha256(content).hexdigest() != stated:
+            raise CheckpointError(
+                f"{self.place}: {file} is missing or damaged; remove this folder to continue from an older one"
+            )
+        return content
 
 
 def committed(output: Output) -> list[Found]:
@@ -65,8 +90,30 @@ def find_start(output: Output, spec: JobSpec) -> Found | None:
     return others[-1]
 
 
+def first_sample(found: Found | None, output: Output, sampler: Sampler) -> int:
+    """Number of the first training sample: behind those that `found` consumed.
+
+    0 without one, and for the weights of another job over other windows.
+
+    Raises:
+        CheckpointError: it is damaged, or too old to tell.
+        SurveyError: the job's own windows are not what they were.
+    """
+    if found is None:
+        return 0
+    about = json.loads(found.read(STATE))
+    if "cursor" not in about:
+        raise CheckpointError(
+            f"{found.place}: it was written by an earlier version, which kept no cursor; begin a new job"
+        )
+    cursor = Cursor.from_json(about["cursor"])
+    if found.output.url != output.url and cursor.plan != sampler.plan:
+        return 0
+    return sampler.resume(cursor)
+
+
 def check(spec: JobSpec) -> None:
-    """Refuse what can be known to fail: an output that cannot be written, or a start that is not there.
+    """Refuse what can be known to fail: an output that cannot be written, a start that is not there, other windows.
 
     Raises:
         SfmError: a sentence.
@@ -80,7 +127,9 @@ def check(spec: JobSpec) -> None:
                 f"output {spec.output} holds checkpoints of an earlier run and checkpoint.resume is false; "
                 "choose another output, or remove that one"
             )
-        find_start(output, spec)
+        found = find_start(output, spec)
+        if found is not None:
+            first_sample(found, output, sampler_of(spec, open_all(spec)))
     elif spec.checkpoint.start_from is not None and not committed(Output(spec.checkpoint.start_from, spec.storage)):
         raise CheckpointError(f"checkpoint.start_from {spec.checkpoint.start_from} holds no committed checkpoint")
 

@@ -54,10 +54,18 @@ def amplitudes(voxels: np.ndarray) -> Tensor:
 
 
 def total(value: Tensor) -> Tensor:
-    """Sum of a scalar over all ranks."""
+    """Sum of a tensor over all ranks."""
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
+
+
+def of_every_rank(values: Sequence[float], device: torch.device) -> Tensor:
+    """`values` of each rank, float64 [ranks, n]. Collective."""
+    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    found = torch.zeros(ranks, len(values), dtype=torch.float64)
+    found[rank] = torch.tensor(values, dtype=torch.float64)
+    return total(found.to(device)).cpu()
 
 
 def run_step(

@@ -38,8 +38,8 @@ from sfm.train.output import Output
 from sfm.train.peak import Peak, peak
 from sfm.train.pictures import loss_png, section_png
 from sfm.train.schedule import learning_rate
-from sfm.train.start import find_start
-from sfm.train.step import MicroBatch, run_step
+from sfm.train.start import find_start, first_sample
+from sfm.train.step import MicroBatch, of_every_rank, run_step
 
 
 class TrainingError(SfmError):
@@ -67,22 +67,19 @@ def train(config: dict[str, Any]) -> None:
     model = MaskedAutoencoder.from_spec(spec)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     found = find_start(output, spec)
-    loaded = checkpoint.load(found, shapes) if found else None
-    first = loaded.resume.steps if loaded else 0
+    resume = checkpoint.load(found, shapes) if found else None
+    first = resume.steps if resume else 0
     if mesh.rank == 0 and found:
         print(f"continuing after step {first} from {found.output.url}/{found.name}", flush=True)
     kernel = _prepare(model.to(device), spec, device)
     if mesh.rank == 0:
         mode = spec.parallel.context_mode if spec.parallel.context > 1 else "local"
         print(f"attention: mode {mode}, kernel {kernel}", flush=True)
-    engine = build_engine(model, spec, loaded.resume if loaded else None)
-    cursor = loaded.cursor if loaded else None
-    del loaded  # the weights are in the engine
+    engine = build_engine(model, spec, resume)
+    del resume  # the weights are in the engine
     attend = attends(mesh, spec)
     source = SampleSource(spec, config["statistics"], rows)
-    if cursor is not None and found and found.output.url != output.url and cursor.plan != source.sampler.plan:
-        cursor = None  # weights of a job over other windows
-    sample = source.sampler.resume(cursor) if cursor else 0
+    sample = first_sample(found, output, source.sampler)
     batches = _feed(spec, source, mesh, config["statistics"], spec.steps - first, sample)
     log = MetricLog(output) if mesh.rank == 0 else None
     told = 0.0
@@ -100,6 +97,7 @@ def train(config: dict[str, Any]) -> None:
         lr = learning_rate(step, spec.steps, spec.optimiser)
         result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start, device)
         seconds = time.perf_counter() - began
+        spent = of_every_rank([waited, *reading.to_row()], device).numpy()
         consumed = sample + (step + 1 - first) * spec.batch.size
         if not math.isfinite(result.loss):
             raise TrainingError(
@@ -114,9 +112,9 @@ def train(config: dict[str, Any]) -> None:
                 "lr": lr,
                 "tokens_per_s": spec.batch.size * spec.tokens / seconds,
                 "mfu": shortest_step / seconds,
-                "data_wait_share": waited / seconds,
+                "data_wait_share": min(spent[:, 0].max() / seconds, 1.0),  # all wait for the one that waits longest
                 "step_seconds": seconds,
-                **{f"read_{name}": value for name, value in reading.to_json().items()},
+                **{f"read_{name}": value for name, value in Reading.of_rows(spent[:, 1:]).to_json().items()},
             }
             log.add(record)
             if step + 1 == spec.steps or time.monotonic() - told > 5:

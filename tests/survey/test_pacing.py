@@ -9,14 +9,26 @@ import pytest
 from sfm.survey.pacing import Backoff, Concurrency
 
 
-def run(pace: Concurrency, seconds: float, capacity: float, latency: float, size: int = 2**20) -> None:
-    """A store that gives `capacity` bytes a second in all, and nobody more than one object in `latency` seconds."""
-    now = 1000.0
+def run(
+    pace: Concurrency, seconds: float, capacity: float, latency: float, size: int = 2**20, refused: float = 0.0
+) -> None:
+    """A store that gives `capacity` bytes a second in all, and nobody more than one object in `latency` seconds. It
+    refuses a share of the requests."""
+    now, rng = 1000.0, random.Random(0)
     while now < 1000 + seconds:
         # All in flight come together: what they share decides how long that takes.
         now += max(latency, pace.limit * size / capacity)
         for _ in range(pace.limit):
-            pace.done(now, size, full=True)
+            throttled = rng.random() < refused
+            pace.done(now, 0 if throttled else size, full=True, throttled=throttled)
+
+
+def test_a_few_refusals_change_little_and_many_much() -> None:
+    calm, busy = Concurrency(most=256), Concurrency(most=256)
+    run(calm, 60, capacity=1e9, latency=0.05, refused=0.01)
+    run(busy, 60, capacity=1e9, latency=0.05, refused=0.3)
+    assert 40 <= calm.limit <= 100
+    assert busy.limit <= 8
 
 
 def test_rises_until_more_brings_nothing() -> None:

@@ -1,16 +1,20 @@
 """Checkpoints: what is committed, what is not, and what is refused."""
 
+import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sfm.spec import SfmError, Storage, parse_spec
+from sfm.survey.preflight import open_all, sampler_of
 from sfm.survey.sampler import Cursor
 from sfm.train import checkpoint
 from sfm.train.output import Output
-from sfm.train.start import CheckpointError, ClusterError, check, check_cluster, committed, find_start
+from sfm.train.start import CheckpointError, ClusterError, check, check_cluster, committed, find_start, first_sample
+from tests.survey.conftest import write_v1
 
 CURSOR = Cursor(2, 5, "0123456789abcdef")
 SHAPES = {"a.weight": (3, 2), "b": (5,)}
@@ -35,8 +39,8 @@ def state(seed):
 
 def test_reads_back_the_same_bits(output):
     checkpoint.save(output, state(0), 7, CURSOR, spec_of())
-    resume, cursor = checkpoint.load(find_start(output, spec_of()), SHAPES)
-    assert (resume.steps, cursor) == (7, CURSOR)
+    resume = checkpoint.load(find_start(output, spec_of()), SHAPES)
+    assert resume.steps == 7
     for part, tensors in state(0).items():
         for name, tensor in tensors.items():
             assert torch.equal(resume.state[part][name], tensor)
@@ -111,8 +115,64 @@ def test_not_to_resume_refuses_a_used_output(output):
     checkpoint.save(output, state(0), 10, CURSOR, spec_of())
     with pytest.raises(CheckpointError, match=r"holds checkpoints of an earlier run and checkpoint\.resume is false"):
         check(with_output(output.url, resume=False))
-    check(with_output(output.url))
     assert output.list("") == ["checkpoints"]
+
+
+@pytest.fixture
+def job(tmp_path, output):
+    """A job over a survey of 24 inlines, 8 of them held out."""
+
+    def make(**window):
+        url = write_v1(tmp_path / "s.mdio", np.ones((24, 8, 16), "f4"), chunks=(8, 8, 16))
+        return parse_spec(
+            {
+                "surveys": [{"url": url}],
+                "window": {"shape": [4, 4, 8], "held_out": 0.3, "blocks": 1, **window},
+                "model": {"preset": "tiny", "patch": [2, 2, 4]},
+                "batch": {"size": 2},
+                "steps": 100,
+                "output": output.url,
+            }
+        )
+
+    return make
+
+
+def test_a_job_goes_on_behind_what_it_consumed(output, job):
+    sampler = sampler_of(job(), open_all(job()))
+    checkpoint.save(output, state(0), 10, sampler.cursor(7), job())
+    assert first_sample(find_start(output, job()), output, sampler) == 7
+    assert first_sample(None, output, sampler) == 0
+    check(job())
+
+
+def test_other_windows_are_refused_before_anything_starts(output, job, tmp_path):
+    sampler = sampler_of(job(), open_all(job()))
+    checkpoint.save(output, state(0), 10, sampler.cursor(7), job())
+    wider = job(shape=[4, 8, 8])
+    with pytest.raises(SfmError, match=r"the order of windows is not the one that epoch 0, window 7 was reached in"):
+        check(wider)
+    # The weights alone may begin a job over other windows.
+    another = Output(str(tmp_path / "another"), Storage())
+    of_weights = wider.checkpoint.model_copy(update={"start_from": output.url})
+    wider = wider.model_copy(update={"output": another.url, "checkpoint": of_weights})
+    check(wider)
+    other = sampler_of(wider, open_all(wider))
+    assert first_sample(find_start(another, wider), another, other) == 0
+    assert first_sample(find_start(another, wider), another, sampler) == 7
+
+
+def test_a_checkpoint_without_a_cursor_is_refused(output, job):
+    sampler = sampler_of(job(), open_all(job()))
+    checkpoint.save(output, state(0), 10, sampler.cursor(7), job())
+    path = Path(output.path("checkpoints/step-00000010/state.json"))
+    path.write_text('{"steps": 10}')
+    manifest = path.with_name("MANIFEST.json")
+    stated = json.loads(manifest.read_text())
+    stated["files"]["state.json"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(stated))
+    with pytest.raises(CheckpointError, match=r"step-00000010: it was written by an earlier version"):
+        check(job())
 
 
 @pytest.mark.parametrize(
