@@ -84,14 +84,15 @@ def ray_feed(
     iterable = dataset.iter_batches(batch_size=micro, batch_format="numpy", prefetch_batches=2)
     batches = cast("Generator[Columns, None, None]", iter(iterable))
     others = set(threading.enumerate())
-    first = next(batches)
-    threads = [t for t in threading.enumerate() if t not in others and t.name == ITERATING]
+    threads: list[threading.Thread] = []
     try:
+        first = next(batches)
+        threads += [t for t in threading.enumerate() if t not in others and t.name == ITERATING]
         yield first
         yield from batches
     finally:
         batches.close()
-        # They see within 0.1 s that nobody asks any more. Left alone, one that lets go of its blocks after Ray was shut
-        # down ends the whole process.
+        # Left alone, one that lets go of its blocks after Ray was shut down ends the whole process. They see within 0.1 s
+        # that nobody asks any more; not where Ray Data itself failed, so none is waited for without end.
         for thread in threads:
-            thread.join()
+            thread.join(timeout=5)

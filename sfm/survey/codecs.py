@@ -49,17 +49,18 @@ class ChunkCodec:
         self.head = blosc.head_bytes(self.bytes) if self._blosc else 0
         self._row = self.bytes // i
 
-    def span(self, rows: range, head: Bytes) -> tuple[tuple[int, int] | None, blosc.Frame | None]:
-        """The stored bytes that `rows` of a chunk need, by its `head`; None where that is all of them.
+    def frame(self, head: Bytes) -> blosc.Frame | None:
+        """What the first bytes of a Blosc chunk say; None where they do not reach to the end of its offsets.
 
         Raises:
             ValueError: the chunk is damaged.
         """
+        return blosc.parse(head, self.bytes)
+
+    def span(self, rows: range, frame: blosc.Frame | None) -> tuple[int, int]:
+        """The stored bytes that `rows` of a divisible chunk need, of a Blosc chunk by its `frame`."""
         start, stop = rows.start * self._row, rows.stop * self._row
-        if not self._blosc:
-            return (start, stop), None
-        frame = blosc.parse(head, self.bytes)
-        return (frame.span(start, stop), frame) if frame is not None else (None, None)
+        return (start, stop) if frame is None else frame.span(start, stop)
 
     def decode(self, payload: Payload, rows: range, room: np.ndarray) -> np.ndarray:
         """`rows` of a chunk, [rows, X, T] of `dtype`: a view of `room`, or of the payload where that needs no decoding.

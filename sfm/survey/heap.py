@@ -8,11 +8,12 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # M_..., malloc.h of the GN
 
 
 def keep_pages() -> bool:
-    """Let the heap keep the pages of bodies and windows that were freed, for the next ones. Call it before threads start.
+    """Let the heap keep the pages of bodies and windows that were freed, for the next ones.
 
     By default they go back to the kernel, which clears them anew for every chunk and window: that costs a fifth to a
-    third of all that reading costs. Up to 1 GiB may stay with the process; one heap serves all threads, or each would
-    keep its own. What trains should not do this: its tensors need the memory.
+    third of all that reading costs. The process keeps about the most that it ever held at a time. Threads that come
+    later share what heaps there are, rather than each keeping its own. What trains should not do this: its tensors
+    need the memory.
 
     Returns:
         Whether the C library has such settings.

@@ -24,14 +24,14 @@ WHOLE = -1
 _GAP = 2**17
 _LONGEST = 2**24
 _HEADS = 100_000
+_OBSCURE = object()  # a head that does not reach to the end of the offsets: such a chunk is read whole
 
 
-class DamagedChunkError(ValueError):
-    """What is known of a chunk makes no sense."""
+class UnknownHeadError(Exception):
+    """Where a chunk lies in its shard was forgotten."""
 
-    def __init__(self, index: Index, reason: str) -> None:
-        super().__init__(reason)
-        self.index = index
+    def __init__(self, index: Index) -> None:
+        super().__init__(f"the index of the shard of chunk {index} was forgotten; read smaller windows")
 
 
 class Want(NamedTuple):
@@ -143,14 +143,18 @@ class Layout:
         Raises:
             ValueError: it is damaged.
         """
-        if self._shard is not None and data is not None:
-            known: Any = self._index(data)
-        else:
-            known = bytes(data) if data is not None else None
+        known: Any = None
+        if data is not None:
+            known = self._index(data) if self._shard is not None else self.codec.frame(data) or _OBSCURE
         with self._lock:
             self._heads[head.key] = known
             while len(self._heads) > _HEADS:
                 self._heads.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        """What was learnt about an object may be wrong: ask again."""
+        with self._lock:
+            self._heads.pop(key, None)
 
     def plan(self, wants: Iterable[Want], *, whole: bool) -> tuple[list[Fetch], list[Want]]:
         """The requests for chunks whose heads are known, and those that are known not to be stored.
@@ -159,7 +163,7 @@ class Layout:
             whole: fetch whole chunks, each for itself, even where a part would do.
 
         Raises:
-            DamagedChunkError: the head of a chunk makes no sense.
+            UnknownHeadError: so many heads are known that one of these was forgotten.
         """
         fetches: list[Fetch] = []
         absent: list[Want] = []
@@ -170,7 +174,7 @@ class Layout:
                 known = self._heads.get(key, ...)
             if self._shard is not None:
                 if known is ...:
-                    raise DamagedChunkError(want.chunk, "the index of its shard was forgotten; read smaller windows")
+                    raise UnknownHeadError(want.chunk)
                 place = known[self._within(want.chunk)] if known is not None else (-1, 0)
                 if place[1] == 0:
                     absent.append(want)
@@ -180,21 +184,19 @@ class Layout:
             elif known is None:
                 absent.append(want)
             else:
-                fetches.append(self._one(key, want, known if not whole and known is not ... else None))
+                frame = known if isinstance(known, Frame) else None
+                some = not whole and self._pays(want) and (frame is not None or not self.codec.head)
+                fetches.append(self._some(key, want, frame) if some else self._whole(key, want))
         for key, parts in shards.items():
             fetches += _coalesce(key, parts, self.memory, gap=-_LONGEST if whole else _GAP)
         return fetches, absent
 
-    def _one(self, key: str, want: Want, head: Any) -> Fetch:
-        span, frame = None, None
-        if self.codec.divisible and self._pays(want) and (head is not None or not self.codec.head):
-            try:
-                span, frame = self.codec.span(want.rows, head or b"")
-            except ValueError as error:
-                raise DamagedChunkError(want.chunk, str(error)) from None
-        if span is None:
-            return Fetch(key, 0, WHOLE, [Part(want, 0, WHOLE, 0, None)], self.memory)
-        return Fetch(key, *span, [Part(want, *span, span[0], frame)], 2 * (span[1] - span[0]))
+    def _whole(self, key: str, want: Want) -> Fetch:
+        return Fetch(key, 0, WHOLE, [Part(want, 0, WHOLE, 0, None)], self.memory)
+
+    def _some(self, key: str, want: Want, frame: Frame | None) -> Fetch:
+        start, stop = self.codec.span(want.rows, frame)
+        return Fetch(key, start, stop, [Part(want, start, stop, start, frame)], 2 * (stop - start))
 
     def _pays(self, want: Want) -> bool:
         """Whether fetching these rows alone saves enough."""

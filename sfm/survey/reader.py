@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from sfm.survey.cache import ChunkCache
 from sfm.survey.clients import SurveyError
 from sfm.survey.codecs import Payload
-from sfm.survey.layout import WHOLE, DamagedChunkError, Fetch, Head, Index, Part, Want
+from sfm.survey.layout import WHOLE, Fetch, Head, Index, Part, Want
 from sfm.survey.mdio import Survey
 from sfm.survey.objects import Bytes, DamagedError
 from sfm.survey.scaling import DEAD_SAMPLES, WindowType, holds_data, no_data, scale_into, storage_type
@@ -152,7 +152,6 @@ class _Window:
         self.depth = {start: number for number, start in enumerate(deep)}
         self.holds_data = np.zeros((len(deep), *window.shape[:2]), bool)  # by chunks along the traces
         self.done: list[Future[None]] = []
-        self.promised: list[tuple[Index, Future[np.ndarray]]] = []
 
     def fill(self) -> None:
         """Write all of the window.
@@ -160,12 +159,24 @@ class _Window:
         Raises:
             SurveyError: a chunk cannot be fetched or decoded.
         """
+        left = list(self.boxes)
+        while left:  # a chunk that another window was to bring and did not, perhaps for another chunk's sake
+            left = self._place_all(left)
+        dead = ~self.live
+        if self.window.shape[2] >= DEAD_SAMPLES:
+            dead |= ~self.holds_data.any(axis=0)
+        if dead.any():
+            self.window[dead] = no_data(self.reader.kind)
+
+    def _place_all(self, indices: Sequence[Index]) -> list[Index]:
+        """Place these chunks; returns those that other windows promised and did not bring."""
         wants: list[Want] = []
+        promised: list[tuple[Index, Future[np.ndarray]]] = []
         asked: set[Index] = set()
         try:
-            self._look_up(wants)
+            self._look_up(indices, wants, promised)
             self._learn_heads(wants)
-            fetches, absent = self._plan(wants)
+            fetches, absent = self.layout.plan(wants, whole=self.whole)
             for want in absent:
                 self._fill_in(want)
                 asked.add(want.chunk)
@@ -180,17 +191,20 @@ class _Window:
                 future.exception()
         for future in self.done:
             future.result()
-        for index, promise in self.promised:
-            self._place(index, promise.result(), 0)
-        dead = ~self.live
-        if self.window.shape[2] >= DEAD_SAMPLES:
-            dead |= ~self.holds_data.any(axis=0)
-        if dead.any():
-            self.window[dead] = no_data(self.reader.kind)
+        broken = []
+        for index, promise in promised:
+            if promise.exception() is None:
+                self._place(index, promise.result(), 0)
+            else:
+                broken.append(index)
+        return broken
 
-    def _look_up(self, wants: list[Want]) -> None:
-        """Place what is in memory, and add what must be fetched to `wants`."""
-        for index, box in self.boxes.items():
+    def _look_up(
+        self, indices: Sequence[Index], wants: list[Want], promised: list[tuple[Index, Future[np.ndarray]]]
+    ) -> None:
+        """Place what is in memory; add what must be fetched to `wants`, and what another window fetches to `promised`."""
+        for index in indices:
+            box = self.boxes[index]
             if self.cache is None:
                 wants.append(Want(index, range(box.inside[0].start, box.inside[0].stop)))
                 continue
@@ -200,30 +214,31 @@ class _Window:
             elif isinstance(found, np.ndarray):
                 self._place(index, found, 0)
             else:
-                self.promised.append((index, found))
-        self.transfers.meter.add(cache_hits=len(self.boxes) - len(wants), cache_misses=len(wants))
+                promised.append((index, found))
+        self.transfers.meter.add(cache_hits=len(indices) - len(wants), cache_misses=len(wants))
 
     def _learn_heads(self, wants: Sequence[Want]) -> None:
         asked: dict[str, tuple[Head, Want, Future[Bytes | None]]] = {}
         for want in wants:
             head = self.layout.head(want, whole=self.whole)
             if head is not None and head.key not in asked:
-                start, stop = (head.size, None) if head.size < 0 else (0, head.size)
-                asked[head.key] = head, want, self._fetch(head.key, start, stop)
+                asked[head.key] = head, want, self._ask(head)
         failed: SurveyError | None = None
         for head, want, future in asked.values():
             try:
-                self.layout.learn(head, future.result())
+                try:
+                    self.layout.learn(head, future.result())
+                except ValueError:  # spoilt on its way, or on the disk
+                    self.transfers.meter.add(retries=1)
+                    self.layout.learn(head, self._ask(head, anew=True).result())
             except Exception as error:  # noqa: BLE001 - becomes the sentence, once none is on its way any more
                 failed = self._sentence(want.chunk, error)
         if failed is not None:
             raise failed
 
-    def _plan(self, wants: Sequence[Want]) -> tuple[list[Fetch], list[Want]]:
-        try:
-            return self.layout.plan(wants, whole=self.whole)
-        except DamagedChunkError as error:
-            raise self._sentence(error.index, error) from error
+    def _ask(self, head: Head, *, anew: bool = False) -> Future[Bytes | None]:
+        start, stop = (head.size, None) if head.size < 0 else (0, head.size)
+        return self._fetch(head.key, start, stop, anew=anew)
 
     @property
     def whole(self) -> bool:
@@ -241,30 +256,35 @@ class _Window:
         def arrived(coming: Future[Bytes | None]) -> None:
             try:
                 self.transfers.decoders.submit(self._receive, fetch, coming, done)
-            except RuntimeError:  # closed meanwhile
-                self._fail(fetch, fetch.parts, ClosedError(), done)
+            except RuntimeError as error:  # closed meanwhile, or no thread to be had
+                cause = ClosedError() if self.transfers.closed else error
+                self._fail(fetch, self._sentence(fetch.parts[0].want.chunk, cause), done)
 
         try:
             self._fetch(fetch.key, fetch.start, fetch.end).add_done_callback(arrived)
-        except SurveyError as error:  # likewise
-            self._fail(fetch, fetch.parts, error, done)
+        except Exception as error:  # noqa: BLE001 - closed meanwhile, or no thread to be had
+            self._fail(fetch, self._sentence(fetch.parts[0].want.chunk, error), done)
 
     def _receive(self, fetch: Fetch, coming: Future[Bytes | None], done: Future[None]) -> None:
         """Decode what has come and put it into the window. Runs in a decoding thread."""
-        left = list(fetch.parts)
-        try:
-            data = coming.result()
-            while left:
+        if done.done():  # given up for want of a thread, and found one after all
+            return
+        failed: SurveyError | None = None
+        for part in fetch.parts:
+            try:
+                data = coming.result()
                 if data is None:
-                    self._fill_in(left[0].want)
+                    self._fill_in(part.want)
                 else:
-                    self._decode(fetch, left[0], data)
-                del left[0]
-        except BaseException as error:  # noqa: BLE001 - the window's reader gets it as a sentence
-            self._fail(fetch, left, self._sentence(left[0].want.chunk, error), done)
-        else:
-            self.transfers.give(fetch.memory)
+                    self._decode(fetch, part, data)
+            except BaseException as error:  # noqa: BLE001 - the window's reader gets it as a sentence
+                failed = self._sentence(part.want.chunk, error)
+                self._abandon([part.want.chunk], failed)
+        self.transfers.give(fetch.memory)
+        if failed is None:
             done.set_result(None)
+        else:
+            done.set_exception(failed)
 
     def _decode(self, fetch: Fetch, part: Part, data: Bytes) -> None:
         began = time.thread_time()
@@ -273,10 +293,16 @@ class _Window:
         try:
             values = self.codec.decode(_payload(fetch, part, data), rows, room)
         except ValueError:
-            # Bytes may have been changed on their way, or on the disk; what is damaged in the store stays so.
+            # Bytes may have been changed on their way, or on the disk; what is damaged in the store stays so. The head,
+            # too, may have told the wrong ones: then all of the chunk.
             self.transfers.meter.add(retries=1)
-            again = self._fetch(fetch.key, fetch.start, fetch.end, anew=True).result()
-            values = self.codec.decode(_payload(fetch, part, again or b""), rows, room)
+            if part.frame is None:
+                again = self._fetch(fetch.key, fetch.start, fetch.end, anew=True).result()
+                payload = _payload(fetch, part, again or b"")
+            else:
+                self.layout.forget(fetch.key)
+                payload = Payload(self._fetch(fetch.key, 0, None, anew=True).result() or b"")
+            values = self.codec.decode(payload, rows, room)
         if self.cache is not None and values.nbytes < len(data):
             values = values.copy()  # a part of what came would keep all of it in memory
         self._bring(part.want, values)
@@ -307,8 +333,8 @@ class _Window:
     def _sentence(self, index: Index, error: BaseException) -> SurveyError:
         return chunk_error(self.survey, index, error)
 
-    def _fail(self, fetch: Fetch, left: Sequence[Part], error: BaseException, done: Future[None]) -> None:
-        self._abandon([part.want.chunk for part in left], error)
+    def _fail(self, fetch: Fetch, error: BaseException, done: Future[None]) -> None:
+        self._abandon([part.want.chunk for part in fetch.parts], error)
         self.transfers.give(fetch.memory)
         done.set_exception(error)
 
@@ -332,6 +358,8 @@ def chunk_error(survey: Survey, index: Index, error: BaseException) -> SurveyErr
     """The sentence for a chunk that cannot be had."""
     if isinstance(error, SurveyError) and not isinstance(error, DamagedError):
         return error
+    if isinstance(error, CancelledError):
+        return ClosedError()
     if isinstance(error, (ValueError, DamagedError)):
         return SurveyError(
             f"{survey.url}: chunk {index} cannot be read: {error}; ingest the survey again if the chunk is damaged"

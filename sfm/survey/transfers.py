@@ -30,6 +30,9 @@ class ClosedError(SurveyError):
 class Transfers:
     """Fetches with as many requests in flight as pay, again where one fails, and decodes in threads of its own.
 
+    Attributes:
+        closed: whether no more is taken on.
+
     Args:
         memory: bytes that chunks on their way may take; one is always let through.
         decoders: threads that decode.
@@ -57,8 +60,8 @@ class Transfers:
         self.decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._lock = threading.Lock()  # guards the pace and what follows
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._running = 0
-        self._closed = False
+        self._running = self._starting = 0  # threads that make requests, and that are about to
+        self.closed = False
         self._room = threading.Condition()
         self._taken = 0
         self._process = os.getpid()
@@ -107,6 +110,10 @@ class Transfers:
         Args:
             keep_as: the survey under whose name the disk cache keeps them, if there is one.
             anew: whether what that holds is to be replaced.
+
+        Raises:
+            ClosedError: the threads have ended.
+            RuntimeError: no thread can be had.
         """
         future: Future[Bytes | None] = Future()
 
@@ -114,41 +121,56 @@ class Transfers:
             return self._recall(keep_as, objects, key, start, stop, anew)
 
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise ClosedError()
-            if self._running < self._pace.limit:
-                self._running += 1
-                self._threads.submit(self._work, future, job)
-            else:
-                self._waiting.append((future, job))
+            self._waiting.append((future, job))
+            if self._running + self._starting >= self._pace.limit:
                 self.meter.add(queued=1)
+            elif not self._start():
+                self._waiting.pop()
+                raise RuntimeError("no thread can be started to fetch it; check the limits on threads and processes")
         return future
 
     def close(self) -> None:
         """Cancel requests that wait for their turn, and end the threads once what they began is done."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             waiting, self._waiting = list(self._waiting), deque()
         for future, _ in waiting:
             future.cancel()
-        self._threads.shutdown()  # nothing waits in front of them: no more requests are let through than there are threads
+        self._threads.shutdown()
         self.decoders.shutdown()
 
-    def _work(self, future: Future[Any], job: Callable[[], Any]) -> None:
+    def _start(self) -> bool:
+        """Have one more thread make requests; whether any does. The lock is held."""
+        try:
+            self._threads.submit(self._work)
+        except RuntimeError:  # none can be had: those there take what waits, one after the other
+            return self._running + self._starting > 0
+        self._starting += 1
+        return True
+
+    def _work(self) -> None:
+        with self._lock:
+            self._running += 1
+            self._starting = max(
+                0, self._starting - 1
+            )  # a thread that failed to start may have left its work to another
         while True:
+            with self._lock:
+                if not self._waiting or self._running > self._pace.limit:
+                    self._running -= 1
+                    if not self._running:
+                        self._pace.rest()
+                    return
+                future, job = self._waiting.popleft()
+                if len(self._waiting) > self._starting and self._running + self._starting < self._pace.limit:
+                    self._start()  # the limit was raised
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(job())
                 except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
                     future.set_exception(error)
-            with self._lock:
-                if not self._waiting or self._running > self._pace.limit:
-                    self._running -= 1
-                    return
-                future, job = self._waiting.popleft()
-                if self._waiting and self._running < self._pace.limit:  # the limit was raised
-                    self._running += 1
-                    self._threads.submit(self._work, *self._waiting.popleft())
 
     def _recall(
         self, survey: str | None, objects: Objects, key: str, start: int, stop: int | None, anew: bool
@@ -168,7 +190,10 @@ class Transfers:
 
     def _persist(self, objects: Objects, key: str, start: int, stop: int | None) -> Bytes | None:
         return persist(
-            lambda: self._ask(objects, key, start, stop), self._backoff, is_final, lambda: self.meter.add(retries=1)
+            lambda: self._ask(objects, key, start, stop),
+            self._backoff,
+            lambda error: self.closed or is_final(error),
+            lambda: self.meter.add(retries=1),
         )
 
     def _ask(self, objects: Objects, key: str, start: int, stop: int | None) -> Bytes | None:
@@ -188,4 +213,4 @@ class Transfers:
         self.meter.add(requests=1, bytes_fetched=size, fetch_seconds=now - began)
         with self._lock:
             full = bool(self._waiting)
-            self._pace.done(now, size, full=full, throttled=throttled)
+            self._pace.done(now, size, full=full, throttled=throttled, took=now - began)

@@ -48,14 +48,20 @@ class Found(NamedTuple):
         Raises:
             CheckpointError: it is missing, or differs from its hash.
         """
-        manifest: dict[str, Any] = json.loads(self.output.read(f"{self.name}/{MANIFEST}") or b"{}")
+        try:
+            manifest: dict[str, Any] = json.loads(self.output.read(f"{self.name}/{MANIFEST}") or b"{}")
+            stated = manifest["files"][file]["sha256"]
+        except (ValueError, KeyError, TypeError):
+            raise self._damaged(MANIFEST) from None
         content = self.output.read(f"{self.name}/{file}")
-        stated = manifest.get("files", {}).get(file, {}).get("sha256")
         if content is None or hashlib.sha256(content).hexdigest() != stated:
-            raise CheckpointError(
-                f"{self.place}: {file} is missing or damaged; remove this folder to continue from an older one"
-            )
+            raise self._damaged(file)
         return content
+
+    def _damaged(self, file: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.place}: {file} is missing or damaged; remove this folder to continue from an older one"
+        )
 
 
 def committed(output: Output) -> list[Found]:
@@ -93,7 +99,7 @@ def find_start(output: Output, spec: JobSpec) -> Found | None:
 def first_sample(found: Found | None, output: Output, sampler: Sampler) -> int:
     """Number of the first training sample: behind those that `found` consumed.
 
-    0 without one, and for the weights of another job over other windows.
+    0 without one, and for the weights of another job that is over other windows, or does not tell.
 
     Raises:
         CheckpointError: it is damaged, or too old to tell.
@@ -101,13 +107,15 @@ def first_sample(found: Found | None, output: Output, sampler: Sampler) -> int:
     """
     if found is None:
         return 0
-    about = json.loads(found.read(STATE))
+    about, own = json.loads(found.read(STATE)), found.output.url == output.url
     if "cursor" not in about:
+        if not own:
+            return 0
         raise CheckpointError(
             f"{found.place}: it was written by an earlier version, which kept no cursor; begin a new job"
         )
     cursor = Cursor.from_json(about["cursor"])
-    if found.output.url != output.url and cursor.plan != sampler.plan:
+    if not own and cursor.plan != sampler.plan:
         return 0
     return sampler.resume(cursor)
 

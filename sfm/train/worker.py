@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -87,49 +88,52 @@ def train(config: dict[str, Any]) -> None:
     # of all devices, if they did nothing but the products the model asks for
     shortest_step = spec.batch.size * plan.flops(spec).model / (spec.parallel.workers * rate.flops)
 
-    for step in range(first, spec.steps):
-        began = time.perf_counter()
-        columns = [next(batches) for _ in range(spec.accumulation)]
-        waited = time.perf_counter() - began
-        micro_batches = [MicroBatch.of(each) for each in columns]
-        reading = Reading.of_rows(np.concatenate([each["reading"] for each in columns]))
-        del columns
-        lr = learning_rate(step, spec.steps, spec.optimiser)
-        result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start, device)
-        seconds = time.perf_counter() - began
-        spent = of_every_rank([waited, *reading.to_row()], device).numpy()
-        consumed = sample + (step + 1 - first) * spec.batch.size
-        if not math.isfinite(result.loss):
-            raise TrainingError(
-                f"the loss is {result.loss} at step {step + 1} (samples {consumed - spec.batch.size} to "
-                f"{consumed - 1}); lower optimiser.lr or raise optimiser.warmup_steps"
-            )
-        if log is not None:
-            record = {
-                "step": step + 1,
-                "loss": result.loss,
-                "grad_norm": result.grad_norm,
-                "lr": lr,
-                "tokens_per_s": spec.batch.size * spec.tokens / seconds,
-                "mfu": shortest_step / seconds,
-                "data_wait_share": min(spent[:, 0].max() / seconds, 1.0),  # all wait for the one that waits longest
-                "step_seconds": seconds,
-                **{f"read_{name}": value for name, value in Reading.of_rows(spent[:, 1:]).to_json().items()},
-            }
-            log.add(record)
-            if step + 1 == spec.steps or time.monotonic() - told > 5:
-                told = time.monotonic()
-                print(_line(record, spec.steps), flush=True)
-        if (step + 1) % spec.checkpoint.every == 0 or step + 1 == spec.steps:
-            state = engine.state()
+    with contextlib.closing(source), contextlib.closing(batches):
+        for step in range(first, spec.steps):
+            began = time.perf_counter()
+            columns = [next(batches) for _ in range(spec.accumulation)]
+            waited = time.perf_counter() - began
+            micro_batches = [MicroBatch.of(each) for each in columns]
+            reading = Reading.of_rows(np.concatenate([each["reading"] for each in columns]))
+            del columns
+            lr = learning_rate(step, spec.steps, spec.optimiser)
+            result = run_step(engine, micro_batches, lr, spec.model.patch, attend, rows.start, device)
+            seconds = time.perf_counter() - began
+            spent = of_every_rank([waited, *reading.to_row()], device).numpy()
+            consumed = sample + (step + 1 - first) * spec.batch.size
+            if not math.isfinite(result.loss):
+                raise TrainingError(
+                    f"the loss is {result.loss} at step {step + 1} (samples {consumed - spec.batch.size} to "
+                    f"{consumed - 1}); lower optimiser.lr or raise optimiser.warmup_steps"
+                )
             if log is not None:
-                log.flush()
-                checkpoint.save(output, state, step + 1, source.sampler.cursor(consumed), spec)
-            ray.train.report({"step": step + 1, "loss": result.loss})  # also holds the ranks until rank 0 has written
-    batches.close()
-    held_out, section = evaluate(engine.model, source, mesh, device) if spec.evaluates else (None, None)
-    if section is not None:
-        _write_section(output, source.readers[section.survey].survey, section)
+                record = {
+                    "step": step + 1,
+                    "loss": result.loss,
+                    "grad_norm": result.grad_norm,
+                    "lr": lr,
+                    "tokens_per_s": spec.batch.size * spec.tokens / seconds,
+                    "mfu": shortest_step / seconds,
+                    "data_wait_share": min(spent[:, 0].max() / seconds, 1.0),  # all wait for the one that waits longest
+                    "step_seconds": seconds,
+                    **{f"read_{name}": value for name, value in Reading.of_rows(spent[:, 1:]).to_json().items()},
+                }
+                log.add(record)
+                if step + 1 == spec.steps or time.monotonic() - told > 5:
+                    told = time.monotonic()
+                    print(_line(record, spec.steps), flush=True)
+            if (step + 1) % spec.checkpoint.every == 0 or step + 1 == spec.steps:
+                state = engine.state()
+                if log is not None:
+                    log.flush()
+                    checkpoint.save(output, state, step + 1, source.sampler.cursor(consumed), spec)
+                ray.train.report(
+                    {"step": step + 1, "loss": result.loss}
+                )  # also holds the ranks until rank 0 has written
+        batches.close()
+        held_out, section = evaluate(engine.model, source, mesh, device) if spec.evaluates else (None, None)
+        if section is not None:
+            _write_section(output, source.readers[section.survey].survey, section)
     ray.train.report({"step": spec.steps})  # the picture is there before rank 0 says so
     if log is not None:
         log.flush()

@@ -37,6 +37,26 @@ def test_rises_until_more_brings_nothing() -> None:
     assert 40 <= pace.limit <= 100
 
 
+def test_pauses_are_not_held_against_the_store() -> None:
+    """Bursts, as of a job whose computing takes longer than reading, from a store that could give more."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        pace, now, lowest = Concurrency(), 0.0, 128
+        for _ in range(40):
+            left = rng.randint(40, 400)
+            while left > 0:
+                batch, took = min(left, pace.limit), 0.05 * rng.uniform(1, 1.1)
+                left -= batch
+                now += took
+                for _ in range(batch):
+                    pace.done(now, 2**20, full=left > 0, took=took)
+                lowest = min(lowest, pace.limit)
+            pace.rest()
+            now += rng.uniform(0.1, 2)
+        assert lowest >= 16
+        assert pace.limit > 16
+
+
 def test_stays_low_where_one_stream_fills_the_line() -> None:
     pace = Concurrency(start=4, most=256)
     run(pace, 60, capacity=5e7, latency=0.001)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
 
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
@@ -11,7 +11,7 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 from sfm.survey.failures import is_final, is_throttling, status
 from sfm.survey.objects import DamagedError
 from sfm.survey.pacing import Backoff
-from sfm.survey.transfers import Transfers
+from sfm.survey.transfers import ClosedError, Transfers
 
 HASTY = Backoff(first=0.0001, attempts=5)
 
@@ -123,14 +123,12 @@ def test_memory_on_its_way_is_bounded_and_a_chunk_larger_than_it_passes() -> Non
     transfers.take(1000)  # alone
     taken: list[int] = []
     with ThreadPoolExecutor(4) as threads:
-        waiting = [threads.submit(lambda n=n: (transfers.take(60), taken.append(n))) for n in range(3)]
-        assert not taken
+        waiting = {threads.submit(lambda n=n: (transfers.take(60), taken.append(n))) for n in range(3)}
+        assert not wait(waiting, timeout=0.2).done  # none may
         transfers.give(1000)
         for _ in range(3):
-            while not any(future.done() for future in waiting):
-                pass
-            waiting.remove(next(future for future in waiting if future.done()))
-            assert len(taken) == 3 - len(waiting)  # two would be 120
+            done, waiting = wait(waiting, timeout=10, return_when=FIRST_COMPLETED)
+            assert (len(done), len(taken)) == (1, 3 - len(waiting))  # two would be 120
             transfers.give(60)
     transfers.close()
 
@@ -138,6 +136,40 @@ def test_memory_on_its_way_is_bounded_and_a_chunk_larger_than_it_passes() -> Non
 def test_closing_cancels_what_waits() -> None:
     transfers, objects = Transfers(most=4), Slow()
     futures = [transfers.fetch(objects, str(n)) for n in range(20)]
+    with objects.lock:
+        assert objects.reached.wait_for(lambda: objects.now == 4, 10)
+    with ThreadPoolExecutor(1) as thread:
+        closing = thread.submit(transfers.close)
+        for future in futures[4:]:
+            with pytest.raises(CancelledError):
+                future.result(10)
+        objects.gate.set()
+        closing.result(10)
+    assert [future.result() for future in futures[:4]] == [b"x"] * 4
+    with pytest.raises(ClosedError):
+        transfers.fetch(objects, "more")
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_requests_wait_for_the_threads_that_can_be_had(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    transfers, objects = Transfers(most=6), Slow()
     objects.gate.set()
+    start, left = threading.Thread.start, [threads]
+
+    def scarce(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", scarce)
+        if threads:
+            futures = [transfers.fetch(objects, str(n)) for n in range(40)]
+            assert [future.result(10) for future in futures] == [b"x"] * 40
+            assert objects.most <= threads
+        else:
+            with pytest.raises(RuntimeError, match="no thread can be started to fetch it"):
+                transfers.fetch(objects, "1")
+    assert [transfers.fetch(objects, str(n)).result(10) for n in range(10)] == [b"x"] * 10
     transfers.close()
-    assert all(future.cancelled() or future.result(10) == b"x" for future in futures)
