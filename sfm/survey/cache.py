@@ -66,7 +66,8 @@ class ChunkCache:
 class DiskCache:
     """Objects as stored, in files of a folder that the processes of a node share: those in `folder`/sfm-chunks.
 
-    What goes beyond `budget` bytes is removed, the least recently used first. A file is written under another name
+    What goes beyond `budget` bytes is removed, the least recently used first; each process may be ahead of the others
+    by a hundredth of it. A file is written under another name
     and then renamed, so none is ever seen half written; one that cannot be read counts as not there.
 
     Raises:
@@ -78,7 +79,7 @@ class DiskCache:
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._estimate = sum(size for _, size, _ in self._files())
+            self._estimate, self._news = sum(size for _, size, _ in self._files()), 0
         except OSError as error:
             raise SurveyError(
                 f"resources.disk_cache {folder}: cannot be used: {error.strerror}; name a folder that workers may write"
@@ -107,22 +108,23 @@ class DiskCache:
             return
         with self._lock:
             self._estimate += len(data)
-            if self._estimate > self.budget:
+            self._news += len(data)
+            if self._estimate > self.budget or self._news > self.budget // 100:  # others write, too
                 try:
                     self._evict()
                 except OSError:  # the next one tries again
                     return
 
     def _evict(self) -> None:
-        """Remove files until nine tenths of the budget are taken. Other processes may do so at the same time."""
+        """If the budget is exceeded, remove files until nine tenths are taken. Other processes may do so, too."""
         files = sorted(self._files())
         total = sum(size for _, size, _ in files)
-        for _, size, path in files:
+        for _, size, path in files if total > self.budget else ():
             if total <= 0.9 * self.budget:
                 break
             path.unlink(missing_ok=True)
             total -= size
-        self._estimate = total
+        self._estimate, self._news = total, 0
 
     def _files(self) -> list[tuple[int, int, Path]]:
         """Time of last use, size and path of every file."""

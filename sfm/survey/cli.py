@@ -224,15 +224,15 @@ def bench(
         points = trial.sweep(most, seconds, step)
     said = verdict(points)
     sizes = " x ".join(map(str, trial.window))
-    if output:
-        _write(output, plot_png(points, f"{url.rstrip('/').rsplit('/', 1)[-1]}, windows of {sizes}"))
     if as_json:
         found = {"url": url, "window": list(trial.window), "saturating": saturating(points).in_flight, "says": said}
         click.echo(json.dumps({**found, "points": [point.to_json() for point in points]}))
-        return
-    click.echo(f"{url}, windows of {sizes}")
-    for line in (*table(points), *said):
-        click.echo(line)
+    else:
+        click.echo(f"{url}, windows of {sizes}")
+        for line in (*table(points), *said):
+            click.echo(line)
+    if output:
+        _write(output, plot_png(points, f"{url.rstrip('/').rsplit('/', 1)[-1]}, windows of {sizes}"))
 
 
 def _write(path: str, data: bytes) -> None:

@@ -24,6 +24,15 @@ class SurveyError(SfmError):
     """A survey is missing, out of reach, malformed, or unfit for what is asked of it."""
 
 
+def status(error: BaseException) -> int | None:
+    """The HTTP status that an error of obstore or s3fs tells of."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    if isinstance(response, dict):
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
+    _, found, rest = str(error).partition("status code: ")
+    return int(rest[:3]) if found and rest[:3].isdigit() else None
+
+
 def is_local(url: str) -> bool:
     """Whether `url` names a place in the local file system."""
     return "://" not in url or url.startswith("file://")
@@ -51,9 +60,15 @@ def object_path(url: str, schemes: tuple[str, ...] = ("s3",)) -> str:
 
 
 def s3_place(storage: Storage) -> tuple[str | None, str | None]:
-    """Endpoint and region of an S3-protocol store: what `storage` states, else what the environment says."""
+    """Endpoint and region of an S3-protocol store: what `storage` states, else what the environment says.
+
+    Raises:
+        SurveyError: the endpoint is no URL.
+    """
     environment = os.environ
     endpoint = storage.endpoint_url or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise SurveyError(f"endpoint {endpoint} is no URL; write http://{endpoint} or https://{endpoint}")
     region = storage.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     return endpoint, region
 
@@ -168,7 +183,10 @@ def _rust_store(key: tuple[Any, ...], storage: Storage, retries: int) -> Any:
         del common["prefix"]
         return HTTPStore(url, **common)
     except (BaseError, ValueError) as error:
-        raise SurveyError(f"{url}: {str(error).splitlines()[0]}") from error
+        raise SurveyError(
+            f"{url}: {str(error).splitlines()[0]}; check the URL, the credentials in the environment, and AWS_CA_BUNDLE "
+            "or SSL_CERT_FILE"
+        ) from error
 
 
 def _s3_settings(storage: Storage, client: dict[str, Any]) -> dict[str, Any]:
@@ -177,10 +195,15 @@ def _s3_settings(storage: Storage, client: dict[str, Any]) -> dict[str, Any]:
     if endpoint:
         client["allow_http"] = endpoint.startswith("http://")
         settings |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
+    keys = {name: os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     if storage.anonymous:
-        settings["skip_signature"] = True
-    elif storage.profile or not os.environ.get("AWS_ACCESS_KEY_ID"):
+        # Of its own keys, which it does not use: half a pair in the environment would be an error.
+        settings |= {"skip_signature": True, "access_key_id": "none", "secret_access_key": "none"}
+    elif storage.profile or not any(keys.values()):
         settings["credential_provider"] = _botocore_credentials(storage.profile)
+    elif not all(keys.values()):
+        given, missing = sorted(keys, key=lambda name: not keys[name])
+        raise SurveyError(f"{given} is set and {missing} is not; set both, storage.profile, or storage.anonymous")
     return settings
 
 
@@ -188,6 +211,7 @@ def _stated(storage: Storage, client: dict[str, Any], endpoint: str) -> dict[str
     """What `storage` says of a store of Google or Azure, which calls its server's URL `endpoint`."""
     settings: dict[str, Any] = {"skip_signature": True} if storage.anonymous else {}
     if storage.endpoint_url:
+        s3_place(storage)  # refuses what is no URL
         client["allow_http"] = storage.endpoint_url.startswith("http://")
         settings[endpoint] = storage.endpoint_url
     return settings

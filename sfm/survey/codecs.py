@@ -87,7 +87,8 @@ class ChunkCodec:
         else:
             flat, at = np.frombuffer(payload.data, np.uint8), payload.at or 0
             if len(flat) < stop - at or (payload.at is None and len(flat) != self.bytes):
-                raise ValueError(f"it has {at + len(flat)} bytes, not {self.bytes}")
+                has = f"{len(flat)} bytes" if payload.at is None else f"fewer than {stop} bytes"
+                raise ValueError(f"it has {has}, not {self.bytes}")
             flat = flat[start - at : stop - at]
         return flat.view(self.dtype).reshape(len(rows), *self.shape[1:])
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from sfm.survey.clients import SurveyError
+from sfm.survey.clients import SurveyError, status
 from sfm.survey.objects import DamagedError
 from sfm.survey.pacing import Backoff
 
@@ -84,12 +84,3 @@ def is_passing(error: BaseException) -> bool:
 def is_throttling(error: BaseException) -> bool:
     """Whether the store asks for fewer requests."""
     return status(error) in (429, 503)
-
-
-def status(error: BaseException) -> int | None:
-    """The HTTP status that an error of obstore or s3fs tells of."""
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    if isinstance(response, dict):
-        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
-    _, found, rest = str(error).partition("status code: ")
-    return int(rest[:3]) if found and rest[:3].isdigit() else None

@@ -13,7 +13,7 @@ import zarr
 
 from sfm.spec import Storage
 from sfm.survey.clients import SurveyError
-from sfm.survey.copies import Copy, cheapest, difference, dimension_names
+from sfm.survey.copies import Copy, agree, cheapest, difference, dimension_names
 from sfm.survey.failures import is_passing, persist
 from sfm.survey.layout import Layout
 from sfm.survey.objects import Objects, objects_at
@@ -44,6 +44,8 @@ class Survey:
     """Generation of the MDIO format."""
     array: zarr.Array
     """Amplitudes as stored, (inline, crossline, sample); or the copy of them that suits a window best."""
+    amplitudes: zarr.Array
+    """The amplitudes themselves: chunks that a copy lacks are theirs."""
     shape: tuple[int, int, int]
     chunks: tuple[int, int, int]
     dtype: np.dtype
@@ -90,9 +92,13 @@ def _for_windows(survey: Survey, group: zarr.Group, window: tuple[int, int, int]
     """The survey by the array that serves windows of this shape best."""
     arrays = [survey.array]
     arrays += [array for copy, array in _copies(survey, group) if array is not None and not copy.reason]
-    best = arrays[cheapest(survey.shape, window, [array.chunks for array in arrays], survey.dtype.itemsize)]
-    if best is survey.array:
-        return survey
+    while True:
+        best = arrays[cheapest(survey.shape, window, [array.chunks for array in arrays], survey.dtype.itemsize)]
+        if best is survey.array:
+            return survey
+        if agree(survey.array, best):
+            break
+        arrays = [array for array in arrays if array is not best]  # comparing arrays would read them
     i, x, t = best.chunks
     layout = Layout(best, survey.url)
     identity = f"{survey.identity} {best.path} {best.metadata}"
@@ -165,7 +171,7 @@ def _open_v0(url: str, group: zarr.Group, storage: Storage) -> Survey:
     _refuse_other_than_3d(url, names)
     # The suffix names the chunked axes; _01, _12 ... may lie beside it as copies for faster slicing.
     array = _array(url, group, "data/chunked_012")
-    axes = tuple(Axis(d["name"], _unit(d["name"], {}), np.asarray(d["coords"])) for d in dimensions)
+    axes = tuple(_axis(d["name"], _unit(d["name"], {}), d["coords"], len(d["coords"])) for d in dimensions)
     mask = np.asarray(_array(url, group, "metadata/live_mask")[:], bool)
     stored = {k: group.attrs[k] for k in ("mean", "std", "rms", "min", "max") if k in group.attrs}
     return _survey(url, "v0", group, array, axes, mask, stored or None, storage)
@@ -198,6 +204,7 @@ def _survey(
         url=url,
         version=version,
         array=array,
+        amplitudes=array,
         shape=(inlines, crosslines, samples),
         chunks=(chunk_i, chunk_x, chunk_t),
         dtype=array.dtype,
@@ -248,7 +255,15 @@ def _v1_axis(group: zarr.Group, name: str, size: int) -> Axis:
         coordinate: Any = group[name]
     except KeyError:
         return Axis(name, _unit(name, {}), np.arange(size))
-    return Axis(name, _unit(name, _mapping(coordinate.attrs.get("unitsV1"))), np.asarray(coordinate[:]))
+    return _axis(name, _unit(name, _mapping(coordinate.attrs.get("unitsV1"))), coordinate[...], size)
+
+
+def _axis(name: str, unit: str, coordinates: Any, size: int) -> Axis:
+    """An axis; by plain indices where its coordinates are no finite numbers along it. Windows do not need them."""
+    values = np.asarray(coordinates)
+    if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        return Axis(name, "", np.arange(size))
+    return Axis(name, unit, values)
 
 
 def _unit(name: str, stated: dict[str, Any]) -> str:
@@ -261,7 +276,7 @@ def _unit(name: str, stated: dict[str, Any]) -> str:
 def _v1_statistics(array: zarr.Array) -> dict[str, Any] | None:
     stored = _mapping(array.attrs.get("statsV1"))
     count, total, squares = (stored.get(k) for k in ("count", "sum", "sumSquares"))
-    if not count or total is None or squares is None:
+    if not all(isinstance(value, (int, float)) for value in (count, total, squares)) or not count:
         return None
     mean = total / count
     return {

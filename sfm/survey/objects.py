@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sfm.spec import Storage
-from sfm.survey.clients import SurveyError, is_local, local_path, object_path, rust_store, s3fs_client
+from sfm.survey.clients import SurveyError, is_local, local_path, object_path, rust_store, s3fs_client, status
 
 Bytes = bytes | memoryview
 
@@ -95,6 +95,8 @@ class _Rust:
         except FileNotFoundError:
             return None
         except GenericError as error:
+            if status(error) == 416:  # it ends before `start`
+                return b""
             # Some servers answer a range that covers the whole object as if none had been asked for.
             if options is None or "non-partial response" not in str(error):
                 raise
@@ -136,6 +138,10 @@ class _S3fs:
             return value
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if status(error) == 416:
+                return b""
+            raise
 
     def any(self) -> bool:
         return bool(self.files.exists(self.root))

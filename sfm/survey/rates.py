@@ -27,6 +27,8 @@ GAIN = 1.05
 """More requests in flight must bring this much more, or they bring nothing."""
 BUSY = 0.85
 """Share of the CPUs from which on they are what limits."""
+SMALL = 2**18
+"""Bytes a request under which its own cost is what counts."""
 _PATIENCE = 10
 """Times the seconds asked for that a slow store is given to bring anything."""
 
@@ -109,7 +111,9 @@ def verdict(points: Sequence[Point]) -> list[str]:
     core = max((p.decode_rate for p in points if p.decode_seconds), default=math.nan)
     brings = f"{_mb(point.decoded_rate)} MB/s decoded, {_mb(point.rate)} MB/s from the store"
     said = []
-    if still_rising(points):
+    if len(points) == 1:
+        said.append(f"{point.in_flight} in flight: {brings}; how many saturate takes more than one trial: try --most")
+    elif still_rising(points):
         said.append(f"{point.in_flight} in flight are not enough: more still bring more ({brings}); try --most")
     else:
         said.append(f"{point.in_flight} in flight saturate: {brings}; more bring no more")
@@ -133,6 +137,9 @@ def _limit(point: Point, core: float) -> str:
             f"this machine's CPUs limit: {used}, and other processes, such as a server on this machine, "
             f"use {point.others_share:.0%}"
         )
+    each = point.bytes_fetched / max(point.requests, 1)
+    if each < SMALL:
+        return f"the number of requests limits, of {each / 1024:,.0f} KiB each, or the store: {used}"
     return f"the store, or the way to it, limits: {used}"
 
 

@@ -309,11 +309,18 @@ class _Window:
         self.transfers.meter.add(decode_seconds=time.thread_time() - began, bytes_decoded=values.nbytes)
 
     def _fill_in(self, want: Want) -> None:
-        """An absent chunk is made of the fill value."""
+        """An absent chunk is made of the fill value; one of a copy, of the amplitudes themselves."""
         self.reader.check_presence()
         self.transfers.meter.add(absent_chunks=1)
         fill = np.zeros((), self.codec.dtype) if self.survey.array.fill_value is None else self.survey.array.fill_value
-        self._bring(want, np.broadcast_to(np.asarray(fill, self.codec.dtype), (len(want.rows), *self.codec.shape[1:])))
+        values = np.broadcast_to(np.asarray(fill, self.codec.dtype), (len(want.rows), *self.codec.shape[1:]))
+        if self.survey.amplitudes is not self.survey.array:
+            i, x, t = chunk_region(self.survey, want.chunk)
+            i = slice(i.start + want.rows.start, min(i.start + want.rows.stop, i.stop))
+            stored = np.asarray(self.survey.amplitudes[i, x, t])
+            values = values.copy()
+            values[tuple(slice(n) for n in stored.shape)] = stored
+        self._bring(want, values)
 
     def _bring(self, want: Want, values: np.ndarray) -> None:
         """Put rows of a chunk into the window, and a whole chunk into the cache too."""

@@ -22,6 +22,8 @@ _MOST_VOXELS = 2**24
 _MEMORY = 2**28
 """Bytes that the chunks an estimate works on at one time may take."""
 PERCENTS = (0.1, 0.25, 1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0, 99.75, 99.9)
+FEW_CHUNKS = 8
+"""Chunks of a larger survey that say too little of its mean and standard deviation."""
 STD_FACTOR = 1.3
 """By how much a stored standard deviation may differ from the measured one: samples differ from the whole."""
 MEAN_SHIFT = 0.25
@@ -166,6 +168,7 @@ def disagreements(found: Distribution, stored: dict[str, Any] | None) -> list[st
         stored: count, min, max, mean, std, as far as they are there.
     """
     stored = {name: float(value) for name, value in (stored or {}).items() if value is not None}
+    enough = found.chunks >= min(FEW_CHUNKS, found.chunks_in_all)
     said = []
     middle = found.percentiles[99.75] - found.percentiles[0.25]
     for name, seen, beyond, sign in (
@@ -182,11 +185,11 @@ def disagreements(found: Distribution, stored: dict[str, Any] | None) -> list[st
             )
         elif stored[name] == 0 and sign * seen < 0:
             said.append(f"stored {name} 0 is where MDIO starts to count: the {end} amplitude read is {seen:.5g}")
-    if "std" in stored and not 1 / STD_FACTOR <= stored["std"] / (found.std or math.nan) <= STD_FACTOR:
+    if "std" in stored and enough and not 1 / STD_FACTOR <= stored["std"] / (found.std or math.nan) <= STD_FACTOR:
         said.append(
             f"stored std {stored['std']:.5g} is {_times(stored['std'], found.std)} the measured {found.std:.5g}"
         )
-    if "mean" in stored and abs(stored["mean"] - found.mean) > MEAN_SHIFT * found.std:
+    if "mean" in stored and enough and abs(stored["mean"] - found.mean) > MEAN_SHIFT * found.std:
         away = abs(stored["mean"] - found.mean) / (found.std or math.nan)
         said.append(
             f"stored mean {stored['mean']:.5g} is {away:.2g} standard deviations away from the measured {found.mean:.5g}"

@@ -20,8 +20,9 @@ from sfm.survey.clients import (
     rust_store,
     s3_place,
     s3fs_client,
+    status,
 )
-from sfm.survey.failures import PASSING, chain, status
+from sfm.survey.failures import PASSING, chain
 from sfm.survey.objects import objects_at
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def open_group(url: str, storage: Storage | None = None) -> zarr.Group:
         # Consolidated metadata may be stale and may describe members this zarr cannot parse; arrays are opened by name.
         # One format after the other: asked for both at once, zarr abandons the second request when the first fails.
         try:
-            return zarr.open_group(store, mode="r", zarr_format=3)
+            return zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False)
         except FileNotFoundError:
             return zarr.open_group(store, mode="r", zarr_format=2, use_consolidated=False)
     except FileNotFoundError:

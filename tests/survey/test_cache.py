@@ -78,6 +78,16 @@ def test_second_reader_asks_the_store_for_nothing(tmp_path: Path) -> None:
         transfers.close()
 
 
+def test_many_processes_share_one_budget(tmp_path: Path) -> None:
+    caches = [DiskCache(tmp_path, 10**6) for _ in range(8)]  # as of eight readers of a node, each for itself
+    most = 0
+    for n in range(100):
+        for number, cache in enumerate(caches):
+            cache.put("survey", f"{number} {n}", bytes(5_000))
+        most = max(most, sum(path.stat().st_size for path in (tmp_path / "sfm-chunks").iterdir()))
+    assert 0.8e6 <= most <= 1.1e6
+
+
 @pytest.mark.parametrize("shards", [None, (4, 5, 6)])
 def test_what_is_damaged_on_the_disk_is_fetched_again(tmp_path: Path, shards: tuple[int, int, int] | None) -> None:
     values = np.random.default_rng(0).standard_normal((4, 5, 6)).astype("f4")

@@ -127,6 +127,40 @@ def test_the_copy_of_lossy_amplitudes_is_left_alone(tmp_path: Path) -> None:
     assert copy.reason == "the amplitudes are stored by zfpy, which may change values"
 
 
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("kind", ["other values", "broken off", "never filled"])
+def test_a_copy_with_other_values_is_left_alone(tmp_path: Path, version: str, kind: str) -> None:
+    if version == "v0":
+        url, name, zarr_format = write_v0(tmp_path / "s", VALUES, MASK, (8, 8, 8)), "data/chunked_12", 2
+    else:
+        url, name, zarr_format = write_v1(tmp_path / "s", VALUES, chunks=(8, 8, 8)), "fast_inline", 3
+    stored = np.asarray(open_survey(url).array[...])
+    fill = open_survey(url).array.fill_value
+    other = {"other values": 2 * stored, "broken off": stored.copy(), "never filled": np.full_like(stored, fill)}[kind]
+    if kind == "broken off":
+        other[18:] = fill
+    add_copy(url, name, other, (2, 12, 24), zarr_format)
+    assert open_survey(url, window=SLAB).array.path == open_survey(url).array.path
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_chunks_that_a_copy_lacks_are_those_of_the_amplitudes(tmp_path: Path, version: str) -> None:
+    if version == "v0":
+        url, name, zarr_format = write_v0(tmp_path / "s", VALUES, MASK, (8, 8, 8)), "data/chunked_12", 2
+    else:
+        url, name, zarr_format = write_v1(tmp_path / "s", VALUES, chunks=(8, 8, 8)), "fast_inline", 3
+    expected = windows(url, (24, 24, 24))[0]
+    add_copy(url, name, np.asarray(open_survey(url).array[...]), (2, 12, 24), zarr_format)
+    survey = open_survey(url, window=SLAB)
+    assert survey.array.path == name
+    Path(url, name, "5.1.0" if version == "v0" else "c/5/1/0").unlink()
+    reader = WindowReader(survey, keep=False)
+    np.testing.assert_array_equal(reader.read((0, 0, 0), (24, 24, 24)), expected)
+    np.testing.assert_array_equal(reader.read((11, 5, 2), (9, 10, 20)), expected[11:20, 5:15, 2:22])
+    assert reader.transfers.meter.now().absent_chunks == 2
+    reader.close()
+
+
 def test_shards_and_other_compressors_are_no_obstacle(tmp_path: Path) -> None:
     url = write_v1(tmp_path / "s.mdio", VALUES, chunks=(8, 8, 8))
     add_copy(

@@ -8,7 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecut
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
-from sfm.survey.failures import is_final, is_throttling, status
+from sfm.survey.clients import status
+from sfm.survey.failures import is_final, is_throttling
 from sfm.survey.objects import DamagedError
 from sfm.survey.pacing import Backoff
 from sfm.survey.transfers import ClosedError, Transfers
