@@ -44,6 +44,7 @@ from sfm.feed.order import RankOrder
 from sfm.feed.ray_data import ray_feed
 from sfm.feed.source import Columns, SampleSource
 from sfm.spec import JobSpec, parse_spec
+from sfm.survey.heap import keep_pages
 from sfm.survey.mdio import open_survey
 from sfm.survey.statistics import estimate
 from sfm.train.step import MicroBatch
@@ -141,6 +142,7 @@ def run(options: argparse.Namespace, bucket: Bucket) -> dict[str, Any]:
 
     # Ray makes its workers nice. In a job the rank and what it computes are such workers, too: here all are equal.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its name
+    keep_pages()  # as reader actors do; otherwise `direct` would be measured for what it may not do where a model trains
     ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)

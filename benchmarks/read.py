@@ -19,7 +19,7 @@ rest of the input, and wall time depends on the network; it is reported too. The
     tensorstore  TensorStore's zarr3 driver over its own S3 client
     xarray       multidimio's open_mdio: xarray and dask over zarr and s3fs
     limit        no reader: fetch whole every chunk that a window touches (obstore, eight at a time), and decode it
-                 (numcodecs, one thread) into the same memory each time. Nothing is put in its place, so whoever reads
+                 (numcodecs, one thread) into the same memory each time, in a heap that keeps its pages, too. Nothing is put in its place, so whoever reads
                  whole chunks cannot get there; who fetches and decodes parts of chunks may get beyond.
 
     make bench-read      last line: {"vs_s3fs": their processor seconds / ours, ..., "of_limit": the limit's / ours,
@@ -268,6 +268,9 @@ def time_limit(place: Place, folder: Path, touched: list[list[str]]) -> tuple[li
     """Runs in a process of its own: fetching the chunks of each window, and decoding them."""
     import numcodecs
 
+    from sfm.survey.heap import keep_pages
+
+    keep_pages()  # as ours does: its heap is not what is compared
     fetching, decoding = asyncio.run(fetch_all(place.rust(), touched)), []
     numcodecs.blosc.use_threads = False
     survey = folder / BUCKET / f"{place.survey}.mdio"

@@ -349,6 +349,13 @@ class Resources(_Model):
     disk_cache_gib: float = Field(100, gt=0)
     """Size of `disk_cache` (GiB), beyond which the least recently used go; default 100."""
 
+    @field_validator("disk_cache")
+    @classmethod
+    def _a_folder(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value:
+            raise ValueError(f"{value} is no folder on a node")
+        return value
+
     @model_validator(mode="after")
     def _a_model_of_gpu_needs_gpus(self) -> Resources:
         if self.gpu is not None and self.device != "gpu":

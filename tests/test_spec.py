@@ -123,6 +123,10 @@ def test_what_is_stored_reads_back_the_same():
     assert parse_spec(yaml.safe_load(dump_spec(spec))) == spec
 
 
+def test_a_disk_cache_is_a_folder():
+    assert "disk_cache" in refused({"resources": {"disk_cache": "s3://bucket/cache"}})
+
+
 def test_relative_places_are_seen_from_where_a_job_was_submitted(tmp_path):
     spec = parse_spec(
         {

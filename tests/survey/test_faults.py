@@ -32,6 +32,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     root = tmp_path_factory.mktemp("bucket")
     write_v1(root / "surveys/s.mdio", VALUES, chunks=(8, 8, 8))
     write_v1(root / "surveys/shards.mdio", VALUES, chunks=(8, 8, 8), shards=(32, 24, 40))
+    write_v1(root / "surveys/plain.mdio", VALUES, chunks=(32, 48, 200), compressors=None)
     with Bucket(root, tls=request.param) as running:
         yield running
 
@@ -111,6 +112,24 @@ def test_each_context_rank_fetches_its_share(bucket: Bucket, ranks: int) -> None
         )
         assert bucket.stats()["bytes"] <= 1.02 * sample / ranks
         reader.close()
+
+
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+@pytest.mark.parametrize("name", ["plain.mdio", "shards.mdio"])
+def test_an_object_shorter_than_what_is_asked_of_it(bucket: Bucket, client: str, name: str) -> None:
+    """The server answers 416."""
+    storage = Storage(client=client)  # type: ignore[arg-type]
+    path = bucket.root / "surveys" / name / ("amplitude/c/1/0/0")
+    whole = path.read_bytes()
+    try:
+        for left in (len(whole) // 3, 0):
+            path.write_bytes(whole[:left])
+            reader = WindowReader(open_survey(f"s3://surveys/{name}", storage), keep=False)
+            with pytest.raises(SurveyError, match=r"cannot be read: .*; ingest the survey again"):
+                reader.read((40, 0, 0), (8, 24, 40))
+            reader.close()
+    finally:
+        path.write_bytes(whole)
 
 
 @pytest.mark.usefixtures("calm")

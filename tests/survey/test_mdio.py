@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import zarr
+from click.testing import CliRunner
 from zarr.codecs import BytesCodec
 
+from benchmarks.bucket import Bucket
 from sfm.spec import Storage
+from sfm.survey import cli
 from sfm.survey.clients import SurveyError, storage_options
 from sfm.survey.mdio import open_survey
 from sfm.survey.reader import WindowReader
@@ -42,6 +47,81 @@ def test_v1_with_a_member_this_zarr_cannot_parse(tmp_path: Path) -> None:
     headers.mkdir()
     (headers / "zarr.json").write_text((Path(url) / "amplitude/zarr.json").read_text().replace('"float32"', '"struct"'))
     np.testing.assert_array_equal(open_survey(url).array[0, MASK[0]], VALUES[0, MASK[0]])
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("kind", ["unknown type", "stale"])
+def test_consolidated_metadata_is_not_believed(tmp_path: Path, kind: str) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 5, 6)).astype("f4")
+    url = write_v1(tmp_path / "s.mdio", values)
+    zarr.consolidate_metadata(url)
+    root = tmp_path / "s.mdio/zarr.json"
+    stated = json.loads(root.read_text())
+    members = stated["consolidated_metadata"]["metadata"]
+    if kind == "stale":
+        members["inline"]["shape"], members["amplitude"]["shape"] = [10], [10, 5, 6]
+    else:
+        members["headers"] = {**members["amplitude"], "data_type": {"name": "struct", "configuration": {"fields": []}}}
+    root.write_text(json.dumps(stated))
+    survey = open_survey(url)
+    assert survey.shape == (4, 5, 6)
+    np.testing.assert_array_equal(WindowReader(survey).read((0, 0, 0), (4, 5, 6)), values)
+
+
+@pytest.mark.parametrize(
+    "coordinates",
+    [
+        np.arange(24).reshape(6, 4),
+        np.array(["a", "b", "c", "d", "e", "f"]),
+        np.array([1, 2, np.nan, 4, 5, 6]),
+        np.arange(6).astype("datetime64[ms]"),
+    ],
+    ids=["2-D", "words", "NaN", "dates"],
+)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_coordinates_that_are_no_numbers_along_the_axis_do_not_matter(tmp_path: Path, coordinates: np.ndarray) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 5, 6)).astype("f4")
+    url = write_v1(tmp_path / "s.mdio", values)
+    group = zarr.open_group(url, mode="r+", zarr_format=3)
+    del group["time"]
+    group.create_array("time", data=coordinates)
+    survey = open_survey(url)
+    assert survey.axes[2].coordinates.tolist() == list(range(6))
+    for command in (["info", url], ["preview", url, "-o", str(tmp_path / "p.png")]):
+        done = CliRunner().invoke(cli.survey, command, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+
+
+def test_stored_statistics_that_are_no_numbers_do_not_matter(tmp_path: Path) -> None:
+    url = write_v1(tmp_path / "s.mdio", np.ones((4, 5, 6), "f4"))
+    array = zarr.open_group(url, mode="r+", zarr_format=3)["amplitude"]
+    array.attrs["statsV1"] = {"count": 3, "sum": "many", "sumSquares": 4.0}
+    assert open_survey(url).stored_statistics is None
+
+
+@pytest.mark.parametrize("url", ["s3://b/k", "gs://b/k", "az://b/k"])
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "somewhere"])
+def test_an_endpoint_that_is_no_url(monkeypatch: pytest.MonkeyPatch, url: str, endpoint: str) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "a")
+    clients: list[Literal["obstore", "s3fs"]] = ["obstore", "s3fs"] if url.startswith("s3") else ["obstore"]
+    for client in clients:
+        with pytest.raises(SurveyError, match=f"endpoint {endpoint} is no URL; write http://{endpoint} or https://"):
+            open_survey(url, Storage(endpoint_url=endpoint, client=client))
+
+
+def test_half_a_pair_of_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = np.ones((4, 5, 6), "f4")
+    write_v1(tmp_path / "surveys/s.mdio", values)
+    with Bucket(tmp_path) as bucket:
+        storage = Storage(endpoint_url=bucket.endpoint_url, region="us-east-1")
+        for given, missing in (("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), ("SECRET_ACCESS_KEY", "ACCESS_KEY_ID")):
+            monkeypatch.setenv(f"AWS_{given}", "x")
+            monkeypatch.delenv(f"AWS_{missing}", raising=False)
+            with pytest.raises(SurveyError, match=f"AWS_{given} is set and AWS_{missing} is not; set both"):
+                open_survey("s3://surveys/s.mdio", storage)
+            public = storage.model_copy(update={"anonymous": True})
+            reader = WindowReader(open_survey("s3://surveys/s.mdio", public))
+            np.testing.assert_array_equal(reader.read((0, 0, 0), (4, 5, 6)), values)
 
 
 def test_v0(tmp_path: Path) -> None:
