@@ -19,8 +19,9 @@ rest of the input, and wall time depends on the network; it is reported too. The
     tensorstore  TensorStore's zarr3 driver over its own S3 client
     xarray       multidimio's open_mdio: xarray and dask over zarr and s3fs
     limit        no reader: fetch whole every chunk that a window touches (obstore, eight at a time), and decode it
-                 (numcodecs, one thread) into the same memory each time, in a heap that keeps its pages, too. Nothing is put in its place, so whoever reads
-                 whole chunks cannot get there; who fetches and decodes parts of chunks may get beyond.
+                 (numcodecs, one thread) into the same memory each time, in a heap that keeps its pages, too. Nothing is
+                 put in its place, so whoever reads whole chunks cannot get there; who fetches and decodes parts of chunks
+                 may get beyond.
 
     make bench-read      last line: {"vs_s3fs": their processor seconds / ours, ..., "of_limit": the limit's / ours,
                          ...}: windows anywhere, Blosc, http. The same ratios for windows on chunk borders, other
