@@ -317,7 +317,10 @@ class _Window:
         if self.survey.amplitudes is not self.survey.array:
             i, x, t = chunk_region(self.survey, want.chunk)
             i = slice(i.start + want.rows.start, min(i.start + want.rows.stop, i.stop))
-            stored = np.asarray(self.survey.amplitudes[i, x, t])
+            try:
+                stored = np.asarray(self.survey.amplitudes[i, x, t])
+            except Exception as error:
+                raise self._sentence(want.chunk, error) from error
             values = values.copy()
             values[tuple(slice(n) for n in stored.shape)] = stored
         self._bring(want, values)

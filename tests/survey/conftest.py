@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
 import tarfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +28,7 @@ def real(name: str) -> Path:
 
 
 def said_by_a_child(work: Callable[[], object]) -> str:
-    """What `work` fails with in a forked child, or "nothing"."""
+    """What `work` fails with in a forked child, "nothing" if it does not, and "it hangs" if that takes half a minute."""
     out, into = os.pipe()
     child = os.fork()
     if child == 0:
@@ -37,9 +41,29 @@ def said_by_a_child(work: Callable[[], object]) -> str:
         os._exit(0)
     os.close(into)
     with os.fdopen(out) as pipe:
+        ready, _, _ = select.select([pipe], [], [], 30)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
         said = pipe.read()
     os.waitpid(child, 0)
-    return said
+    return said if ready else "it hangs"
+
+
+@contextlib.contextmanager
+def few_threads(count: int, *names: str) -> Iterator[None]:
+    """So many threads whose names begin like this can be started, and no more."""
+    start, left = threading.Thread.start, [count]
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name.startswith(names):
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", scarce)
+        yield
 
 
 def write_v1(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,7 +28,7 @@ from sfm.survey.reader import WindowReader
 from sfm.survey.scaling import DEAD_SAMPLES
 from sfm.survey.statistics import Statistics, estimate
 from sfm.survey.transfers import Transfers
-from tests.survey.conftest import said_by_a_child, write_v0, write_v1
+from tests.survey.conftest import few_threads, said_by_a_child, write_v0, write_v1
 
 STATISTICS = Statistics(low=-1.5, high=2.0, mean=0.25, std=0.75, live_share=1.0)
 HASTY = Backoff(first=0.001, attempts=3)
@@ -241,23 +240,11 @@ def test_what_is_spoilt_on_its_way_once_is_asked_for_again(
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 @pytest.mark.parametrize("keep", [True, False])
-def test_without_threads_to_be_had_it_goes_on_or_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, keep: bool
-) -> None:
+def test_without_threads_to_be_had_it_goes_on_or_says_so(tmp_path: Path, threads: int, keep: bool) -> None:
     values = np.random.default_rng(0).standard_normal((12, 15, 18)).astype("f4")
     survey = open_survey(write_v1(tmp_path / "s.mdio", values))
     reader = WindowReader(survey, None, Transfers(most=8, decoders=2), keep=keep)
-    start, left = threading.Thread.start, [threads]
-
-    def scarce(thread: threading.Thread) -> None:
-        if thread.name.startswith(("fetch", "decode")):
-            if not left[0]:
-                raise RuntimeError("can't start new thread")
-            left[0] -= 1
-        start(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", scarce)
+    with few_threads(threads, "fetch", "decode"):
         try:
             np.testing.assert_array_equal(reader.read((0, 0, 0), values.shape), values)
         except SurveyError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import shutil
@@ -99,20 +100,21 @@ def _make_container(account: str) -> None:
         assert answer.status == 201
 
 
-def reads_everything(url: str, storage: Storage, transfers: Transfers) -> None:
-    for name in ("s.mdio", "shards.mdio"):
-        survey = open_survey(f"{url}/a b/{name}", storage)
-        reader = WindowReader(survey, None, transfers, keep=False)
-        np.testing.assert_array_equal(reader.read((0, 0, 0), VALUES.shape), VALUES)
-        np.testing.assert_array_equal(reader.read((7, 3, 9), (10, 9, 20)), VALUES[7:17, 3:12, 9:29])
+def reads_everything(url: str, storage: Storage, backoff: Backoff | None = None) -> None:
+    with contextlib.closing(Transfers(backoff=backoff)) as transfers:
+        for name in ("s.mdio", "shards.mdio"):
+            survey = open_survey(f"{url}/a b/{name}", storage)
+            reader = WindowReader(survey, None, transfers, keep=False)
+            np.testing.assert_array_equal(reader.read((0, 0, 0), VALUES.shape), VALUES)
+            np.testing.assert_array_equal(reader.read((7, 3, 9), (10, 9, 20)), VALUES[7:17, 3:12, 9:29])
 
 
 def test_google(google: Bucket) -> None:
     storage = Storage(endpoint_url=google.endpoint_url, anonymous=True)
-    reads_everything("gs://surveys", storage, Transfers())
+    reads_everything("gs://surveys", storage)
     google.set(fail=0.1, cut=0.1)
     try:
-        reads_everything("gs://surveys", storage, Transfers(backoff=Backoff(first=0.01, attempts=15)))
+        reads_everything("gs://surveys", storage, Backoff(first=0.01, attempts=15))
     finally:
         google.set(fail=0, cut=0)
     with pytest.raises(SurveyError, match=r"no survey at gs://surveys/none.mdio; check the name"):
@@ -133,7 +135,7 @@ def test_azure(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     storage = Storage(endpoint_url=azure)
-    reads_everything("az://surveys", storage, Transfers())
+    reads_everything("az://surveys", storage)
     with pytest.raises(SurveyError, match=r"no survey at az://surveys/none.mdio; check the name"):
         open_survey("az://surveys/none.mdio", storage)
     with pytest.raises(SurveyError, match=r"no survey at az://other/none.mdio: there is no such bucket"):

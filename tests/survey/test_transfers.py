@@ -13,6 +13,7 @@ from sfm.survey.failures import is_final, is_throttling
 from sfm.survey.objects import DamagedError
 from sfm.survey.pacing import Backoff
 from sfm.survey.transfers import ClosedError, Transfers
+from tests.survey.conftest import few_threads
 
 HASTY = Backoff(first=0.0001, attempts=5)
 
@@ -152,19 +153,10 @@ def test_closing_cancels_what_waits() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_requests_wait_for_the_threads_that_can_be_had(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+def test_requests_wait_for_the_threads_that_can_be_had(threads: int) -> None:
     transfers, objects = Transfers(most=6), Slow()
     objects.gate.set()
-    start, left = threading.Thread.start, [threads]
-
-    def scarce(thread: threading.Thread) -> None:
-        if not left[0]:
-            raise RuntimeError("can't start new thread")
-        left[0] -= 1
-        start(thread)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", scarce)
+    with few_threads(threads, "fetch"):
         if threads:
             futures = [transfers.fetch(objects, str(n)) for n in range(40)]
             assert [future.result(10) for future in futures] == [b"x"] * 40
