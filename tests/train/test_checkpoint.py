@@ -173,6 +173,17 @@ def test_a_checkpoint_without_a_cursor_is_refused(output, job):
     manifest.write_text(json.dumps(stated))
     with pytest.raises(CheckpointError, match=r"step-00000010: it was written by an earlier version"):
         check(job())
+    another = Output(f"{output.url}-another", Storage())  # which begins with the weights alone
+    assert first_sample(find_start(output, job()), another, sampler) == 0
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"files": {}}'])
+def test_a_damaged_manifest_is_a_sentence(output, job, content):
+    sampler = sampler_of(job(), open_all(job()))
+    checkpoint.save(output, state(0), 10, sampler.cursor(7), job())
+    Path(output.path("checkpoints/step-00000010/MANIFEST.json")).write_text(content)
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json is missing or damaged; remove this folder"):
+        check(job())
 
 
 @pytest.mark.parametrize(
