@@ -67,8 +67,8 @@ class DiskCache:
     """Objects as stored, in files of a folder that the processes of a node share: those in `folder`/sfm-chunks.
 
     What goes beyond `budget` bytes is removed, the least recently used first; each process may be ahead of the others
-    by a hundredth of it. A file is written under another name
-    and then renamed, so none is ever seen half written; one that cannot be read counts as not there.
+    by a hundredth of it. A file is written under another name and then renamed, so none is ever seen half written; one
+    that cannot be read counts as not there.
 
     Raises:
         SurveyError: the folder cannot be made.

@@ -67,10 +67,14 @@ def s3_place(storage: Storage) -> tuple[str | None, str | None]:
     """
     environment = os.environ
     endpoint = storage.endpoint_url or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise SurveyError(f"endpoint {endpoint} is no URL; write http://{endpoint} or https://{endpoint}")
     region = storage.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    return endpoint, region
+    return endpoint and _url(endpoint), region
+
+
+def _url(endpoint: str) -> str:
+    if not endpoint.startswith(("http://", "https://")):
+        raise SurveyError(f"endpoint {endpoint} is no URL; write http://{endpoint} or https://{endpoint}")
+    return endpoint
 
 
 def storage_options(url: str, storage: Storage) -> dict[str, Any]:
@@ -211,9 +215,8 @@ def _stated(storage: Storage, client: dict[str, Any], endpoint: str) -> dict[str
     """What `storage` says of a store of Google or Azure, which calls its server's URL `endpoint`."""
     settings: dict[str, Any] = {"skip_signature": True} if storage.anonymous else {}
     if storage.endpoint_url:
-        s3_place(storage)  # refuses what is no URL
+        settings[endpoint] = _url(storage.endpoint_url)
         client["allow_http"] = storage.endpoint_url.startswith("http://")
-        settings[endpoint] = storage.endpoint_url
     return settings
 
 

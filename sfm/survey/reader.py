@@ -257,13 +257,12 @@ class _Window:
             try:
                 self.transfers.decoders.submit(self._receive, fetch, coming, done)
             except RuntimeError as error:  # closed meanwhile, or no thread to be had
-                cause = ClosedError() if self.transfers.closed else error
-                self._fail(fetch, self._sentence(fetch.parts[0].want.chunk, cause), done)
+                self._fail(fetch, ClosedError() if self.transfers.closed else error, done)
 
         try:
             self._fetch(fetch.key, fetch.start, fetch.end).add_done_callback(arrived)
         except Exception as error:  # noqa: BLE001 - closed meanwhile, or no thread to be had
-            self._fail(fetch, self._sentence(fetch.parts[0].want.chunk, error), done)
+            self._fail(fetch, error, done)
 
     def _receive(self, fetch: Fetch, coming: Future[Bytes | None], done: Future[None]) -> None:
         """Decode what has come and put it into the window. Runs in a decoding thread."""
@@ -344,9 +343,10 @@ class _Window:
         return chunk_error(self.survey, index, error)
 
     def _fail(self, fetch: Fetch, error: BaseException, done: Future[None]) -> None:
-        self._abandon([part.want.chunk for part in fetch.parts], error)
+        said = self._sentence(fetch.parts[0].want.chunk, error)
+        self._abandon([part.want.chunk for part in fetch.parts], said)
         self.transfers.give(fetch.memory)
-        done.set_exception(error)
+        done.set_exception(said)
 
     def _abandon(self, indices: Sequence[Index], error: BaseException) -> None:
         """Tell other windows that these chunks do not come from here."""

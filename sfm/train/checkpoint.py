@@ -48,7 +48,9 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
     Raises:
         CheckpointError: a file is missing or differs from its hash, or a tensor does not fit the model.
     """
-    state = {part: safetensors.torch.load(found.read(f"{part}.safetensors")) for part in ("weights", *MOMENTS)}
+    parts = "weights", *MOMENTS
+    about, *stored = found.read(STATE, *(f"{part}.safetensors" for part in parts))
+    state = {part: safetensors.torch.load(content) for part, content in zip(parts, stored, strict=True)}
     for part, tensors in state.items():
         different = sorted(
             name
@@ -59,4 +61,4 @@ def load(found: Found, shapes: dict[str, tuple[int, ...]]) -> Resume:
             raise CheckpointError(
                 f"{found.place}: {part} of {different[0]} does not fit the model; was it written with other sizes?"
             )
-    return Resume(state, json.loads(found.read(STATE))["steps"])
+    return Resume(state, json.loads(about)["steps"])

@@ -42,21 +42,24 @@ class Found(NamedTuple):
         """Where it lies, in words."""
         return f"checkpoint {self.output.url}/{self.name}"
 
-    def read(self, file: str) -> bytes:
-        """A file of it.
+    def read(self, *files: str) -> list[bytes]:
+        """Files of it, in the order asked for.
 
         Raises:
-            CheckpointError: it is missing, or differs from its hash.
+            CheckpointError: one is missing, or differs from its hash.
         """
         try:
             manifest: dict[str, Any] = json.loads(self.output.read(f"{self.name}/{MANIFEST}") or b"{}")
-            stated = manifest["files"][file]["sha256"]
+            stated = {file: manifest["files"][file]["sha256"] for file in files}
         except (ValueError, KeyError, TypeError):
             raise self._damaged(MANIFEST) from None
-        content = self.output.read(f"{self.name}/{file}")
-        if content is None or hashlib.sha256(content).hexdigest() != stated:
-            raise self._damaged(file)
-        return content
+        contents = []
+        for file in files:
+            content = self.output.read(f"{self.name}/{file}")
+            if content is None or hashlib.sha256(content).hexdigest() != stated[file]:
+                raise self._damaged(file)
+            contents.append(content)
+        return contents
 
     def _damaged(self, file: str) -> CheckpointError:
         return CheckpointError(
@@ -107,7 +110,8 @@ def first_sample(found: Found | None, output: Output, sampler: Sampler) -> int:
     """
     if found is None:
         return 0
-    about, own = json.loads(found.read(STATE)), found.output.url == output.url
+    (stored,) = found.read(STATE)
+    about, own = json.loads(stored), found.output.url == output.url
     if "cursor" not in about:
         if not own:
             return 0
