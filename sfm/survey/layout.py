@@ -27,13 +27,6 @@ _HEADS = 100_000
 _OBSCURE = object()  # a head that does not reach to the end of the offsets: such a chunk is read whole
 
 
-class UnknownHeadError(Exception):
-    """Where a chunk lies in its shard was forgotten."""
-
-    def __init__(self, index: Index) -> None:
-        super().__init__(f"the index of the shard of chunk {index} was forgotten; read smaller windows")
-
-
 class Want(NamedTuple):
     """Rows (along inline) of one chunk."""
 
@@ -91,7 +84,7 @@ class Layout:
 
     def __init__(self, array: zarr.Array, where: str) -> None:
         self._metadata: Any = array.metadata
-        self._path = array.path
+        self._path, self._where = array.path, where
         self._shard: Index | None = None
         if self._metadata.zarr_format == 2:
             self.codec = codecs.of_v2(array)
@@ -163,7 +156,7 @@ class Layout:
             whole: fetch whole chunks, each for itself, even where a part would do.
 
         Raises:
-            UnknownHeadError: so many heads are known that one of these was forgotten.
+            SurveyError: so many heads are known that one of these was forgotten.
         """
         fetches: list[Fetch] = []
         absent: list[Want] = []
@@ -174,7 +167,9 @@ class Layout:
                 known = self._heads.get(key, ...)
             if self._shard is not None:
                 if known is ...:
-                    raise UnknownHeadError(want.chunk)
+                    raise SurveyError(
+                        f"{self._where}: the index of the shard of chunk {want.chunk} was forgotten; read smaller windows"
+                    )
                 place = known[self._within(want.chunk)] if known is not None else (-1, 0)
                 if place[1] == 0:
                     absent.append(want)

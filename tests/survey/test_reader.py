@@ -185,6 +185,17 @@ def test_a_window_does_not_suffer_from_a_chunk_that_only_another_wants(
     path.write_bytes(whole)
 
 
+def test_more_shards_than_are_remembered_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).standard_normal((8, 10, 12)).astype("f4")
+    survey = open_survey(write_v1(tmp_path / "s.mdio", values, shards=(4, 10, 12)))
+    monkeypatch.setattr(layout, "_HEADS", 1)
+    reader = WindowReader(survey, keep=False)
+    np.testing.assert_array_equal(reader.read((0, 0, 0), (4, 10, 12)), values[:4])
+    with pytest.raises(SurveyError, match=r"s\.mdio: the index of the shard of chunk .* was forgotten; read smaller win"):
+        reader.read((0, 0, 0), (8, 10, 12))
+    reader.close()
+
+
 class Spoiling:
     """Objects whose first head of a chunk, and first answer with more of it, are spoilt."""
 
