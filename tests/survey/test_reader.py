@@ -191,7 +191,9 @@ def test_more_shards_than_are_remembered_are_a_sentence(tmp_path: Path, monkeypa
     monkeypatch.setattr(layout, "_HEADS", 1)
     reader = WindowReader(survey, keep=False)
     np.testing.assert_array_equal(reader.read((0, 0, 0), (4, 10, 12)), values[:4])
-    with pytest.raises(SurveyError, match=r"s\.mdio: the index of the shard of chunk .* was forgotten; read smaller win"):
+    with pytest.raises(
+        SurveyError, match=r"s\.mdio: the index of the shard of chunk .* was forgotten; read smaller win"
+    ):
         reader.read((0, 0, 0), (8, 10, 12))
     reader.close()
 
