@@ -22,9 +22,11 @@ rest of the input, and wall time depends on the network; it is reported too. The
                  (numcodecs, one thread) into the same memory each time, in a heap that keeps its pages, too. Nothing is
                  put in its place, so whoever reads whole chunks cannot get there; who fetches and decodes parts of chunks
                  may get beyond.
+    bare limit   the same, fetched over http by the standard library into memory that is used again: what ours could
+                 reach at most if it had to read whole chunks, and nothing had to be put in its place
 
     make bench-read      last line: {"vs_s3fs": their processor seconds / ours, ..., "of_limit": the limit's / ours,
-                         ...}: windows anywhere, Blosc, http. The same ratios for windows on chunk borders, other
+                         "of_bare_limit": likewise, ...}: windows anywhere, Blosc, http. The same ratios for windows on chunk borders, other
                          encodings and https are in "aligned", "uncompressed", "zfp" and "tls", all five without the
                          first window in "warm"; null: it cannot read it
 
@@ -36,6 +38,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import http.client
 import itertools
 import json
 import multiprocessing as mp
@@ -43,13 +46,16 @@ import os
 import resource
 import statistics
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -213,7 +219,7 @@ READERS = {
     "tensorstore": read_tensorstore,
     "xarray": read_xarray,
 }
-LIMIT = "limit"
+LIMIT, BARE = "limit", "bare limit"
 PRELOAD = ["dask.array", "mdio", "s3fs", "sfm.survey.mdio", "sfm.survey.reader", "upath", "xarray", "zarr"]
 """Imported once, by the process that others are forked from; what brings threads of its own is not among them."""
 
@@ -262,6 +268,31 @@ async def fetch_all(store: Any, touched: list[list[str]]) -> list[Spent]:
         began = Spent.now()
         await asyncio.gather(*map(fetch, keys))
         spent.append(Spent.now().since(began))
+    return spent
+
+
+def time_bare(place: Place, touched: list[list[str]]) -> list[Spent]:
+    """Runs in a process of its own: fetching these objects in eight threads that do nothing else, over http."""
+    own, spent = threading.local(), []
+    host = urlsplit(place.endpoint).netloc
+
+    def fetch(key: str) -> None:
+        if not hasattr(own, "connection"):
+            own.connection, own.room = http.client.HTTPConnection(host), memoryview(bytearray(2**24))
+        own.connection.request("GET", f"/{BUCKET}/{place.survey}.mdio/{key}")
+        answer = own.connection.getresponse()
+        size, at = int(answer.headers["Content-Length"]), 0
+        while at < size:
+            got = answer.readinto(own.room[at:size])
+            if not got:
+                raise ConnectionError(f"{key} ended after {at} of {size} bytes")
+            at += got
+
+    with ThreadPoolExecutor(8) as threads:
+        for keys in touched:
+            began = Spent.now()
+            list(threads.map(fetch, keys))
+            spent.append(Spent.now().since(began))
     return spent
 
 
@@ -453,6 +484,9 @@ def measure(
         fetching, decoding = alone(bucket.ca_file, time_limit, place, folder, touched)
         parts = {"fetch": fetching} | ({"decode": decoding} if case.survey != "uncompressed" else {})
         results[LIMIT] = Result(gigabytes, parts, bucket.stats()["bytes"] / 1e9 / gigabytes / count)
+        if not case.tls:
+            bare = parts | {"fetch": alone(None, time_bare, place, touched)}
+            results[BARE] = Result(gigabytes, bare, results[LIMIT].fetched)
     return found, refused
 
 
@@ -467,7 +501,10 @@ def ratios(rounds: list[Round], title: str, *, warm: bool = False) -> dict[str, 
         ]
         return round(statistics.median(many), 3) if many else None
 
-    return {f"vs_{name}": ratio(name) for name in READERS if name != "ours"} | {"of_limit": ratio(LIMIT)}
+    return {f"vs_{name}": ratio(name) for name in READERS if name != "ours"} | {
+        "of_limit": ratio(LIMIT),
+        "of_bare_limit": ratio(BARE),
+    }
 
 
 def rates(rounds: list[Round], title: str, kind: str, *, warm: bool = False) -> dict[str, float]:
@@ -478,7 +515,8 @@ def rates(rounds: list[Round], title: str, kind: str, *, warm: bool = False) -> 
         return round(statistics.median(r.gigabytes / r.seconds(kind, warm=warm, part=part) for r in results), 3)
 
     by_reader = {name: rate(name) for name in rounds[0][title]}
-    return by_reader | {f"{LIMIT}: {part}": rate(LIMIT, part) for part in rounds[0][title][LIMIT].spent}
+    limits = {name: rounds[0][title][name].spent for name in (LIMIT, BARE) if name in rounds[0][title]}
+    return by_reader | {f"{name}: {part}": rate(name, part) for name, parts in limits.items() for part in parts}
 
 
 def main() -> None:
@@ -523,7 +561,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         print(f"{title:15} GB a processor second; without the first window; GB a second; bytes fetched for one read")
         for name, rate in cpu[title].items():
             sent = fetched[title].get(name, "")
-            print(f"  {name:13} {rate:22.3f} {warm[title][name]:26.3f} {wall[title][name]:13.3f} {sent:>27}")
+            print(f"  {name:17} {rate:18.3f} {warm[title][name]:26.3f} {wall[title][name]:13.3f} {sent:>27}")
         for name, reason in refused.get(title, {}).items():
             print(f"  {name:13} skipped: {reason}")
     return {

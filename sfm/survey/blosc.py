@@ -39,26 +39,47 @@ class Frame:
         return range(first, -(-stop // self.block))
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """The stored bytes from which decoded bytes `start` to `stop` can be made."""
+        """The stored bytes from which decoded bytes `start` to `stop` can be made.
+
+        Before the first block, they have room for the header that :meth:`cut` makes.
+        """
         if self.starts is None:
             return HEADER.size + start, HEADER.size + stop
         wanted = self.blocks(start, stop)
+        low, high = self._stored(wanted)
+        return low - _header_bytes(wanted), high
+
+    def cut(self, payload: memoryview, at: int, wanted: range) -> memoryview | bytes:
+        """A chunk of the blocks `wanted` alone, from stored bytes that begin `at` an offset of this one.
+
+        Where these can be written to, the header is put before the blocks in place of what came before them.
+        """
+        if self.starts is None:
+            raise ValueError("stored as it is: there is nothing to decode")
+        low, high = self._stored(wanted)
+        shift = _header_bytes(wanted) - low
+        starts = (self.starts[wanted.start : wanted.stop] + shift).astype("<i4").tobytes()
+        decoded = min(wanted.stop * self.block, self.size) - wanted.start * self.block
+        head = self.fixed + struct.pack("<III", decoded, self.block, high + shift) + starts
+        first = low - at - len(head)
+        if payload.readonly or first < 0:
+            return b"".join((head, payload[low - at : high - at]))
+        payload[first : low - at] = head
+        return payload[first : high - at]
+
+    def _stored(self, wanted: range) -> tuple[int, int]:
+        """The stored bytes that hold the blocks `wanted`."""
+        assert self.starts is not None
         first = self.starts[wanted.start : wanted.stop]
         # Threads that compress write blocks in any order: one ends where the next in the file begins.
         ends = np.append(np.sort(self.starts), self.stored)
         last = ends[np.searchsorted(ends, first, side="right")]
         return int(first.min()), int(last.max())
 
-    def cut(self, payload: memoryview, at: int, wanted: range) -> bytes:
-        """A chunk of the blocks `wanted` alone, from stored bytes that begin `at` an offset of this one."""
-        if self.starts is None:
-            raise ValueError("stored as it is: there is nothing to decode")
-        low, high = self.span(wanted.start * self.block, min(wanted.stop * self.block, self.size))
-        shift = HEADER.size + 4 * len(wanted) - low
-        starts = (self.starts[wanted.start : wanted.stop] + shift).astype("<i4").tobytes()
-        decoded = min(wanted.stop * self.block, self.size) - wanted.start * self.block
-        head = self.fixed + struct.pack("<III", decoded, self.block, high + shift)
-        return b"".join((head, starts, payload[low - at : high - at]))
+
+def _header_bytes(wanted: range) -> int:
+    """Of a chunk of so many blocks."""
+    return HEADER.size + 4 * len(wanted)
 
 
 def head_bytes(size: int) -> int:

@@ -18,6 +18,8 @@ READ_SECONDS = 20
 """A body that brings nothing for so long is given up."""
 REQUEST_SECONDS = 60
 """A request that has not ended by then is given up."""
+PASSING = (429, 500, 502, 503, 504)
+"""HTTP status of what may go better a moment later."""
 
 
 class SurveyError(SfmError):

@@ -18,7 +18,7 @@ from sfm.survey.objects import Bytes
 
 
 class Payload(NamedTuple):
-    """Stored bytes of a chunk: all of them, or a part."""
+    """Stored bytes of a chunk: all of them, or a part. To be decoded once: where they can be written to, they may be."""
 
     data: Bytes
     at: int | None = None
@@ -110,9 +110,8 @@ class ChunkCodec:
         wanted = frame.blocks(start, stop)
         first = wanted.start * frame.block
         size = min(wanted.stop * frame.block, frame.size) - first
-        numcodecs.blosc.decompress(
-            data if payload.at is None and size == frame.size else frame.cut(data, at, wanted), room[:size]
-        )
+        whole = at == 0 and size == frame.size
+        numcodecs.blosc.decompress(data if whole else frame.cut(data, at, wanted), room[:size])
         return room[start - first : stop - first]
 
     def _whole(self, data: Any, room: np.ndarray) -> np.ndarray:

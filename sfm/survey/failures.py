@@ -7,13 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from sfm.survey.clients import SurveyError, status
+from sfm.survey.clients import PASSING, SurveyError, status
 from sfm.survey.objects import DamagedError
 from sfm.survey.pacing import Backoff
-
-PASSING = (429, 500, 502, 503, 504)
-"""HTTP status of what may go better a moment later."""
-
+from sfm.survey.plain import BrokenBodyError
 
 Found = TypeVar("Found")
 
@@ -75,7 +72,7 @@ def is_passing(error: BaseException) -> bool:
 
     return any(
         status(cause) in PASSING
-        or isinstance(cause, ClientPayloadError)
+        or isinstance(cause, (ClientPayloadError, BrokenBodyError))
         or (isinstance(cause, GenericError) and "response body error" in str(cause))
         for cause in chain(error)
     )

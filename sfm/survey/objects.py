@@ -1,4 +1,4 @@
-"""Objects of a store as bytes: local files, obstore (Rust) or s3fs behind one call that many threads may make."""
+"""Objects of a store as bytes: local files, plain HTTP, obstore (Rust) or s3fs behind one call that many threads may make."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ import asyncio
 import hashlib
 import os
 import threading
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+import numpy as np
 
 from sfm.spec import Storage
-from sfm.survey.clients import SurveyError, is_local, local_path, object_path, rust_store, s3fs_client, status
+from sfm.survey.clients import (
+    PASSING,
+    SurveyError,
+    is_local,
+    local_path,
+    object_path,
+    rust_store,
+    s3_place,
+    s3fs_client,
+    status,
+)
+from sfm.survey.plain import PlainServer, direct, plain_server
 
 Bytes = bytes | memoryview
+_SIGNED_FOR = timedelta(minutes=15)  # clocks may differ by as much where a request itself is signed, too
 
 
 class DamagedError(SurveyError):
@@ -42,7 +59,9 @@ def objects_at(url: str, storage: Storage) -> Objects:
         return _Files(local_path(url))
     if storage.client == "s3fs":
         return _S3fs(s3fs_client(url, storage), object_path(url))
-    return _Rust(rust_store(url, storage, retries=0), verify=storage.verify)
+    store = rust_store(url, storage, retries=0)
+    general = _Rust(store, verify=storage.verify)
+    return general if storage.verify else _plain(url, storage, store, general) or general
 
 
 class _Files:
@@ -55,7 +74,8 @@ class _Files:
                 size = os.fstat(file.fileno()).st_size
                 first = max(size + start, 0) if start < 0 else start
                 last = size if stop is None else min(stop, size)
-                return os.pread(file.fileno(), max(last - first, 0), first)
+                body = np.empty(max(last - first, 0), np.uint8).data
+                return body[: os.preadv(file.fileno(), [body], first)]
         except FileNotFoundError:
             return None
 
@@ -113,6 +133,58 @@ class _Rust:
         if isinstance(self.store, HTTPStore):  # a web server lists nothing
             return False
         return any(bool(page) for page in obstore.list(self.store, chunk_size=1))
+
+
+class _Plain:
+    """Objects that a server hands out over plain HTTP, for the asking or to a signed URL.
+
+    Args:
+        target: path and query of a key.
+        general: asked where the server answers with something else: it knows redirects and refusals, and words for them.
+    """
+
+    def __init__(self, server: PlainServer, target: Callable[[str], str], general: Objects) -> None:
+        self.server, self.target, self.general = server, target, general
+        self._suffices = True
+
+    def get(self, key: str, start: int = 0, stop: int | None = None) -> Bytes | None:
+        if not self._suffices:
+            return self.general.get(key, start, stop)
+        found = self.server.get(self.target(key), start, stop)
+        if found.body is not None:
+            return found.body
+        if found.status == 404:
+            return None
+        if found.status in PASSING:
+            raise OSError(f"status code: {found.status}")
+        value = self.general.get(key, start, stop)
+        if 300 <= found.status < 500 and found.status != 416:  # refused here, and given there
+            self._suffices = False
+        return value
+
+    def any(self) -> bool:
+        return self.general.any()
+
+
+def _plain(url: str, storage: Storage, store: Any, general: Objects) -> Objects | None:
+    """The objects under `url` over plain HTTP, where that leads there."""
+    import obstore
+
+    s3 = url.startswith("s3://")
+    parts = direct((s3_place(storage)[0] or "") if s3 else url)
+    if parts is None or not parts.hostname:
+        return None
+    root = f"{parts.path.rstrip('/')}/" + (f"{quote(object_path(url))}/" if s3 else "")
+
+    def signed(key: str) -> str:
+        there = urlsplit(obstore.sign(store, "GET", key, _SIGNED_FOR))
+        return f"{there.path}?{there.query}"
+
+    def unsigned(key: str) -> str:
+        return root + quote(key)
+
+    server = plain_server(parts.hostname, parts.port or 80)
+    return _Plain(server, signed if s3 and not storage.anonymous else unsigned, general)
 
 
 _loops: list[asyncio.AbstractEventLoop] = []

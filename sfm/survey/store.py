@@ -11,6 +11,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from sfm.spec import Storage
 from sfm.survey.clients import (
+    PASSING,
     READ_SECONDS,
     NoCredentialsError,
     SurveyError,
@@ -22,8 +23,9 @@ from sfm.survey.clients import (
     s3fs_client,
     status,
 )
-from sfm.survey.failures import PASSING, chain
+from sfm.survey.failures import chain
 from sfm.survey.objects import objects_at
+from sfm.survey.plain import BrokenBodyError
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -102,7 +104,7 @@ def explain(error: BaseException, url: str, storage: Storage, *, action: str = "
                 f"{url}: cannot connect to {where}; check that the server runs, that {_endpoint(url)} names it, and that its "
                 "certificate is trusted (AWS_CA_BUNDLE)"
             )
-        if isinstance(cause, rust.GenericError) and "timed out" in str(cause):
+        if isinstance(cause, (rust.GenericError, BrokenBodyError)) and "timed out" in str(cause):
             return SurveyError(
                 f"{url}: {where} sent nothing for {READ_SECONDS} seconds; check the network, or try again later"
             )

@@ -576,8 +576,10 @@ def test_blocks_that_threads_wrote_in_another_order() -> None:
     for rows in (range(1), range(7, 30), range(49, 50), range(50)):
         found = codec.frame(shuffled[: codec.head])
         span = codec.span(rows, found)
-        got = codec.decode(Payload(shuffled[span[0] : span[1]], span[0], found), rows, np.empty(codec.bytes, np.uint8))
-        np.testing.assert_array_equal(got, decoded.reshape(50, 10, 100)[rows.start : rows.stop])
+        part = shuffled[span[0] : span[1]]
+        for data in (part, memoryview(bytearray(part))):  # without and with room for a header before the blocks
+            got = codec.decode(Payload(data, span[0], found), rows, np.empty(codec.bytes, np.uint8))
+            np.testing.assert_array_equal(got, decoded.reshape(50, 10, 100)[rows.start : rows.stop])
 
 
 @pytest.mark.parametrize("compressors", [ZstdCodec(), BloscCodec(), GzipCodec()])
