@@ -26,9 +26,9 @@ rest of the input, and wall time depends on the network; it is reported too. The
                  reach at most if it had to read whole chunks, and nothing had to be put in its place
 
     make bench-read      last line: {"vs_s3fs": their processor seconds / ours, ..., "of_limit": the limit's / ours,
-                         "of_bare_limit": likewise, ...}: windows anywhere, Blosc, http. The same ratios for windows on chunk borders, other
-                         encodings and https are in "aligned", "uncompressed", "zfp" and "tls", all five without the
-                         first window in "warm"; null: it cannot read it
+                         "of_bare_limit": likewise, ...}: windows anywhere, Blosc, http. The same ratios for windows on
+                         chunk borders, other encodings and https are in "aligned", "uncompressed", "zfp" and "tls", all
+                         five without the first window in "warm"; null: it cannot read it
 
 Ratios are taken within a round, where the machine is the same for all, then their median.
 """

@@ -95,6 +95,9 @@ class Window(_Model):
     pad: bool = False
     """Whether a survey smaller than the window along an axis is filled up with no data, rather than refused; default
     false."""
+    align: bool = False
+    """Whether training windows start only where they meet as few chunks of their survey as they can (a window of whole
+    chunks: on chunk borders): fewer bytes to read, and fewer different windows; default false."""
     clip: float = Field(99.5, gt=50, le=100)
     """Amplitudes beyond this two-sided percentile of the survey are clipped (percent); default 99.5."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

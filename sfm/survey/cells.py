@@ -11,39 +11,66 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from sfm.survey.split import Index, Split, cover, tiles
 
+Number = TypeVar("Number", int, np.ndarray)
 _TRACES_AT_A_TIME = 1 << 18  # of the trace mask, when cells are counted: what bounds the memory it takes
 
 
 class Strata(NamedTuple):
-    """The legal origins along one axis of a stretch of lines, in equal shares."""
+    """The legal origins along one axis of a stretch of lines, in equal shares.
+
+    Legal are all that are given, or the first `free` of every `chunk`. They are numbered from that of the survey's first
+    line on, so that where all are legal, an origin is its own number.
+    """
 
     first: int
-    """The first legal origin."""
+    """Number of the first one."""
     positions: int
     """P, how many there are."""
     strata: int
     """K, the number of strata."""
+    chunk: int = 1
+    free: int = 1
 
     @classmethod
-    def of(cls, first: int, size: int, window: int) -> Strata:
-        """Strata no longer than the window, over `size` lines from `first` that hold it."""
-        return cls(first, size - window + 1, -(-size // window))
+    def of(cls, first: int, size: int, window: int, chunk: int | None = None) -> Strata:
+        """Strata no longer than the window, over `size` lines from `first` that hold it.
+
+        Args:
+            chunk: lines of a chunk, where windows are to meet as few as they can; none of these origins may lie here, and
+                then any is legal.
+        """
+        strata, stop = -(-size // window), first + size - window + 1
+        if chunk is not None:
+            free = -(-window // chunk) * chunk - window + 1
+            low, high = (n // chunk * free + min(n % chunk, free) for n in (first, stop))
+            if high > low:
+                return cls(low, high - low, strata, chunk, free)
+        return cls(first, stop - first, strata)
+
+    def at(self, numbers: Number) -> Number:
+        """The origins with these numbers."""
+        return numbers // self.free * self.chunk + numbers % self.free
 
     def span(self, start: int, stop: int | None = None) -> range:
-        """Origins that belong, at least in part, to stratum `start`, or to those up to `stop`."""
+        """Numbers of the origins that belong, at least in part, to stratum `start`, or to those up to `stop`."""
         stop = start + 1 if stop is None else stop
         low, high = self.positions * start // self.strata, -(-self.positions * stop // self.strata)
         return range(self.first + low, self.first + high)
 
+    def origins(self, start: int, stop: int | None = None) -> np.ndarray:
+        """The origins of :meth:`span`, int64, ascending."""
+        span = self.span(start, stop)
+        return self.at(np.arange(span.start, span.stop))
+
     def origin(self, stratum: int, place: int) -> int:
         """The origin at `place` of stratum's P equally likely places."""
-        return self.first + (self.positions * stratum + place) // self.strata
+        return self.at(self.first + (self.positions * stratum + place) // self.strata)
 
     def places(self, stratum: int) -> np.ndarray:
         """How many of those places fall to each origin of the stratum's span."""
@@ -105,31 +132,35 @@ class Live:
         self.need = max(1, math.ceil(round(share * self.traces, 6)))
         """The fewest live traces that are enough."""
 
-    def all(self, rows: range, lines: range) -> bool:
-        """Whether no window that starts in `rows` x `lines` meets a dead trace."""
+    def all(self, rows: np.ndarray, lines: np.ndarray) -> bool:
+        """Whether no trace is dead from the first to the last window that starts in `rows` x `lines`, both ascending."""
         return bool(self._under(rows, lines).all())
 
-    def counts(self, rows: range, lines: range) -> np.ndarray:
-        """Live traces of the window that starts at each of `rows` x `lines`, [rows, lines]."""
+    def counts(self, rows: np.ndarray, lines: np.ndarray) -> np.ndarray:
+        """Live traces of the window that starts at each of `rows` x `lines`, both ascending, [rows, lines]."""
         counts = self._under(rows, lines)
-        for axis, width in enumerate(self._window):
+        for axis, (width, starts) in enumerate(zip(self._window, (rows, lines), strict=True)):
             counts = _running_sums(counts, width, axis)
+            if len(starts) < counts.shape[axis]:
+                counts = counts.take(starts - starts[0], axis)
         return counts
 
     def best(self, rows: Strata, lines: Strata) -> Iterator[np.ndarray]:
         """The most live traces that a window of each cell has, column after column, in parts."""
+        every = lines.origins(0, lines.strata)
         for row in range(rows.strata):
-            span = rows.span(row)
-            wide = max(self._window[1], _TRACES_AT_A_TIME // (len(span) + self._window[0]))
-            step = max(1, wide * lines.strata // lines.positions)
+            span = rows.origins(row)
+            wide = max(self._window[1], _TRACES_AT_A_TIME // (int(np.ptp(span)) + 1 + self._window[0]))
+            step = max(1, wide * lines.strata // (int(np.ptp(every)) + 1))
             for start in range(0, lines.strata, step):
                 strata = np.arange(start, min(start + step, lines.strata))
-                here = lines.span(start, int(strata[-1]) + 1)
+                numbers = lines.span(start, int(strata[-1]) + 1)
+                here = every[numbers.start - lines.first : numbers.stop - lines.first]
                 under = self._under(span, here)
                 if under.all() or not under.any():
                     yield np.full(len(strata), self.traces if under[0, 0] else 0)
                     continue
-                offset = here.start - lines.first
+                offset = numbers.start - lines.first
                 low = lines.positions * strata // lines.strata - offset
                 high = -(-lines.positions * (strata + 1) // lines.strata) - offset
                 most = np.append(self.counts(span, here).max(axis=0), 0)
@@ -142,9 +173,9 @@ class Live:
             ends = np.concatenate([[0], self._mask[row : row + self._window[0]].sum(axis=0, dtype=np.int64).cumsum()])
             yield ends[first + self._window[1]] - ends[first]
 
-    def _under(self, rows: range, lines: range) -> np.ndarray:
+    def _under(self, rows: np.ndarray, lines: np.ndarray) -> np.ndarray:
         i, x = self._window
-        return self._mask[rows.start : rows.stop + i - 1, lines.start : lines.stop + x - 1]
+        return self._mask[rows[0] : rows[-1] + i, lines[0] : lines[-1] + x]
 
 
 class Cells:
@@ -165,7 +196,7 @@ class Cells:
         block, (i, x, t) = self.grid.locate(cell)
         rows, lines, samples = self._blocks[block]
         depth = samples.origin(t, samples.positions * down >> 64)
-        spans = rows.span(i), lines.span(x)
+        spans = rows.origins(i), lines.origins(x)
         if self._live is None or self._live.all(*spans):
             row, line = divmod(rows.positions * lines.positions * across >> 64, lines.positions)
             return rows.origin(i, row), lines.origin(x, line), depth
@@ -177,7 +208,7 @@ class Cells:
         row = int(np.searchsorted(ends, place, side="right"))
         place = (place - (int(ends[row - 1]) if row else 0)) % int(per_row[row])
         line = int(np.searchsorted(np.cumsum(enough[row] * beside), place, side="right"))
-        return spans[0][row], spans[1][line], depth
+        return int(spans[0][row]), int(spans[1][line]), depth
 
 
 class Tiles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfm.spec import JobSpec
+from sfm.spec import JobSpec, SurveySource
 from sfm.survey.mdio import Survey, open_survey
 from sfm.survey.sampler import Area, Sampler
 from sfm.survey.split import Index
@@ -35,8 +35,11 @@ def sampler_of(spec: JobSpec, surveys: list[Survey]) -> Sampler:
     Raises:
         SurveyError: a survey is too small for the window, or no window holds enough live traces.
     """
-    areas = [
-        Area(survey.shape, source.weight, survey.url, survey.trace_mask, source.held_out)
-        for source, survey in zip(spec.surveys, surveys, strict=True)
-    ]
+    areas = [_area(source, survey) for source, survey in zip(spec.surveys, surveys, strict=True)]
     return Sampler(areas, spec.window, spec.seed)
+
+
+def _area(source: SurveySource, survey: Survey) -> Area:
+    # Chunks of the amplitudes themselves: ranks with different slabs may read different copies, and must draw alike.
+    i, x, t = survey.amplitudes.chunks
+    return Area(survey.shape, source.weight, survey.url, survey.trace_mask, source.held_out, (i, x, t))

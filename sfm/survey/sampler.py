@@ -43,6 +43,8 @@ class Area:
     """Which traces exist, bool [inline, crossline]; all where it is None."""
     held_out: bool = False
     """Whether all of it is for evaluation."""
+    chunks: Index | None = None
+    """Voxels of its chunks, for windows that are to meet few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class Sampler:
             raise SurveyError(
                 f"the order of windows is not the one that epoch {cursor.epoch}, window {cursor.index} was reached in "
                 f"(plan {self.plan}, not {cursor.plan}): the seed, the window, the weights, or a survey's shape, trace "
-                "mask or held-out lines have changed; restore them, or begin a new job"
+                "mask, chunks or held-out lines have changed; restore them, or begin a new job"
             )
         return cursor.epoch * self.windows_per_epoch + cursor.index
 
@@ -250,6 +252,9 @@ class Sampler:
         if cells.grid.left_out:
             cellular = f"{cells.grid.left_out:,} of {cells.grid.left_out + cells.grid.size:,} cells"
             words += f"; {cellular} are left out, where fewer than {self.window.min_live:.0%} of traces exist"
+        chunks = self._chunks(area)
+        if chunks is not None:
+            words += f"; windows start where they meet fewest chunks of {' x '.join(map(str, chunks))}"
         return words + "."
 
     def _live(self, area: Area) -> Live | None:
@@ -259,13 +264,17 @@ class Sampler:
         i, x, _ = _inside(area.shape, self.window.shape)
         return Live(area.trace_mask, (i, x), self.window.min_live)
 
+    def _chunks(self, area: Area) -> Index | None:
+        return area.chunks if self.window.align else None
+
     def _training(self, area: Area, s: Split, live: Live | None) -> Cells:
         window = _inside(area.shape, self.window.shape)
+        chunks = self._chunks(area) or (None, None, None)
         blocks = []
         for lines in s.training:
             whole = [Lines(0, size) for size in area.shape]
             whole[s.axis] = lines
-            i, x, t = (Strata.of(*part, need) for part, need in zip(whole, window, strict=True))
+            i, x, t = (Strata.of(*part, need, chunk) for part, need, chunk in zip(whole, window, chunks, strict=True))
             blocks.append((i, x, t))
         cells = Cells(blocks, live)
         if not cells.grid.size:
@@ -277,8 +286,8 @@ class Sampler:
         lower = math.floor(most * 1000) / 1000
         return SurveyError(
             f"{name}: window.min_live {self.window.min_live} asks for live traces in that share of a window's {i} x "
-            f"{x}, and no window {purpose} has more than {most:.1%}; take window.min_live at most {lower}, or leave "
-            f"out what has no data"
+            f"{x}, and no window {purpose} has more than {most:.1%}; take window.min_live at most {lower}, "
+            f"{'window.align false, ' if self.window.align else ''}or leave out what has no data"
         )
 
     def _fingerprint(self, masked: Sequence[bool]) -> str:
@@ -286,6 +295,8 @@ class Sampler:
             (list(map(int, area.shape)), area.weight, s) for area, s in zip(self.areas, self.splits, strict=True)
         ]
         rule = [_RULE, self.seed, self.window.shape, surveys, masked, any(masked) and self.window.min_live]
+        if self.window.align:
+            rule.append([self._chunks(area) for area in self.areas])
         digest = hashlib.sha256(json.dumps(rule).encode())
         for area, matters in zip(self.areas, masked, strict=True):
             if matters and area.trace_mask is not None:

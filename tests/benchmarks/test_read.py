@@ -11,7 +11,7 @@ import pytest
 from benchmarks import read
 
 ROOT = Path(__file__).parents[2]
-RATIOS = {"vs_s3fs", "vs_obstore", "vs_tensorstore", "vs_zarrs", "vs_xarray", "of_limit"}
+RATIOS = {"vs_s3fs", "vs_obstore", "vs_tensorstore", "vs_zarrs", "vs_xarray", "of_limit", "of_bare_limit"}
 
 
 def test_a_tiny_run_ends_with_its_figures():
@@ -22,14 +22,15 @@ def test_a_tiny_run_ends_with_its_figures():
     assert found.keys() > RATIOS
     for title in ("aligned", "uncompressed", "zfp", "tls"):
         assert found[title].keys() == RATIOS
-    for case in (found, found["aligned"], found["uncompressed"], found["tls"]):
+    for case in (found, found["aligned"], found["uncompressed"]):
         assert all(case[name] > 0 for name in RATIOS)
+    assert {name for name, ratio in found["tls"].items() if ratio is None} == {"of_bare_limit"}
     unread = {name for name, ratio in found["zfp"].items() if ratio is None}
     assert unread == {"vs_zarrs", "vs_tensorstore"}
     assert done.stdout.count("skipped: ") == 2
     speeds = found["gb_per_cpu_second"]["random"]
     assert found["vs_s3fs"] == pytest.approx(speeds["ours"] / speeds["s3fs"], rel=0.05)  # one round: no medians
-    assert speeds.keys() >= {*read.READERS, "limit"}
+    assert speeds.keys() >= {*read.READERS, "limit", "bare limit"}
     assert 1.1 < found["blosc_ratio"] < 1.4  # as recorded data packs
     assert found["warm"]["random"].keys() == RATIOS
     whole = found["fetched"]["random"]

@@ -10,6 +10,7 @@ import pytest
 from sfm.spec import JobSpec, SfmError, parse_spec
 from sfm.survey.preflight import check, open_all, sampler_of
 from tests.survey.conftest import write_v1
+from tests.survey.test_copies import add_copy
 
 
 def spec(*urls: str, **window: object) -> JobSpec:
@@ -31,6 +32,18 @@ def url(tmp_path: Path) -> str:
 def test_passes(url: str) -> None:
     check(spec(url, url))
     assert [s.shape for s in open_all(spec(url, url))] == [(6, 12, 10)] * 2
+
+
+def test_ranks_that_read_different_copies_draw_the_same_aligned_windows(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((24, 24, 24)).astype("f4")
+    url = write_v1(tmp_path / "c.mdio", values, chunks=(8, 8, 8))
+    add_copy(url, "fast_inline", values)
+    job = spec(url, shape=[8, 24, 24], align=True, held_out=0)
+    wide, thin = open_all(job), open_all(job, (1, 24, 24))
+    assert [survey.array.path for survey in (*wide, *thin)] == ["amplitude", "fast_inline"]
+    plans = [sampler_of(job, surveys) for surveys in (wide, thin)]
+    assert plans[0].plan == plans[1].plan
+    assert {plan.train(n).origin[0] for plan in plans for n in range(50)} == {0, 8, 16}
 
 
 def test_missing_survey(url: str) -> None:

@@ -38,25 +38,36 @@ def enough(area: Area, window: Window) -> np.ndarray:
     return counts >= math.ceil(round(window.min_live * math.prod(inside), 6))
 
 
-def bounds(first: int, size: int, window: int) -> list[tuple[int, int]]:
-    """First and last origin of each stratum of a stretch of lines, by exact fractions of its legal origins."""
-    positions, strata = size - min(window, size) + 1, math.ceil(size / window)
-    ends = [(positions * k // strata, math.ceil(positions * (k + 1) / strata) - 1) for k in range(strata)]
-    return [(first + low, first + high) for low, high in ends]
+def legal_origins(first: int, size: int, window: int, chunk: int | None) -> list[int]:
+    """Where windows may start in a stretch of lines: anywhere, or where they meet fewest chunks, if that is anywhere."""
+    every = range(first, first + size - min(window, size) + 1)
+    if chunk is None:
+        return list(every)
+    window = min(window, size)
+    met = [len({line // chunk for line in range(origin, origin + window)}) for origin in every]
+    return [o for o, n in zip(every, met, strict=True) if n == -(-window // chunk)] or list(every)
 
 
-def cells_of(plan: Sampler, survey: int) -> dict[tuple[int, tuple[int, int, int]], list[tuple[int, int]]]:
-    """Usable cells of a survey: (block, strata) -> bounds of the origin along each axis."""
+def strata_of(first: int, size: int, window: int, chunk: int | None) -> list[list[int]]:
+    """Origins of each stratum of a stretch of lines, by exact fractions of its legal origins."""
+    origins, strata = legal_origins(first, size, window, chunk), math.ceil(size / window)
+    many = len(origins)
+    return [origins[many * k // strata : math.ceil(many * (k + 1) / strata)] for k in range(strata)]
+
+
+def cells_of(plan: Sampler, survey: int) -> dict[tuple[int, tuple[int, int, int]], list[list[int]]]:
+    """Usable cells of a survey: (block, strata) -> origins along each axis."""
     area, (axis, training, _) = plan.areas[survey], plan.splits[survey]
     legal, found = enough(area, plan.window), {}
+    chunks = area.chunks if plan.window.align and area.chunks else (None, None, None)
     for block, lines in enumerate(training):
         whole = [(0, size) for size in area.shape]
         whole[axis] = tuple(lines)
-        strata = [bounds(*part, w) for part, w in zip(whole, plan.window.shape, strict=True)]
+        strata = [strata_of(*part, *rest) for part, *rest in zip(whole, plan.window.shape, chunks, strict=True)]
         for place in itertools.product(*(range(len(s)) for s in strata)):
-            (i, j), (x, y), t = cell = [s[k] for s, k in zip(strata, place, strict=True)]
-            if legal[i : j + 1, x : y + 1].any():
-                found[block, place] = [*cell[:2], t]
+            cell = [s[k] for s, k in zip(strata, place, strict=True)]
+            if legal[np.ix_(*cell[:2])].any():
+                found[block, place] = cell
     return found
 
 
@@ -68,10 +79,12 @@ def drawn_plan(rng: np.random.Generator, seed: int) -> Sampler | None:
         size = [int(w * rng.integers(1, 4) + rng.integers(0, w)) for w in shape]
         size[int(rng.integers(2))] *= int(rng.integers(1, 4))
         mask = rng.random((size[0], size[1])) < rng.uniform(0.4, 1) if rng.random() < 0.4 else None
-        areas.append(Area(tuple(size), float(rng.choice([0.5, 1, 1, 3])), "s", mask, bool(rng.random() < 0.1)))
+        chunks = tuple(int(n) for n in rng.integers(1, 8, 3))
+        areas.append(Area(tuple(size), float(rng.choice([0.5, 1, 1, 3])), "s", mask, bool(rng.random() < 0.1), chunks))
     window = Window(
         shape=shape, held_out=float(rng.choice([0, 0.1, 0.3])), blocks=int(rng.integers(1, 3)), pad=True,
         guard=int(rng.integers(0, 3)), min_live=float(rng.choice([0, 0.1, 0.5, 0.8])),
+        align=bool(rng.random() < 0.4),
     )  # fmt: skip
     try:
         return Sampler(areas, window, seed)
@@ -96,7 +109,7 @@ def test_each_round_visits_each_usable_cell_once_in_training_lines(part: int) ->
             sample, visit = plan.at(0, index), plan.visit(0, index)
             block, (axis, training, _) = visit.block, plan.splits[sample.survey]
             cell = cells[sample.survey][block, visit.strata]
-            assert all(low <= o <= high for o, (low, high) in zip(sample.origin, cell, strict=True)), seed
+            assert all(o in origins for o, origins in zip(sample.origin, cell, strict=True)), seed
             assert legal[sample.survey][sample.origin[:2]], seed
             first, size = training[block]
             inside = min(plan.window.shape[axis], plan.areas[sample.survey].shape[axis])
@@ -112,6 +125,7 @@ def test_each_round_visits_each_usable_cell_once_in_training_lines(part: int) ->
         kinds["masked"] += any(not each.all() for each in legal)
         kinds["blocks"] += any(len(s.training) > 1 for s in plan.splits)
         kinds["several"] += len(plan.areas) > 1
+        kinds["aligned"] += plan.window.align
         if seeds == 2500:
             break
     assert min(kinds.values()) > 200, kinds
@@ -157,6 +171,32 @@ def test_every_origin_is_as_likely_as_another() -> None:
     assert plan.windows_per_epoch == 27
     assert counts.min() > 0
     assert chi_square(counts, 5 * 27) < 4
+
+
+def test_aligned_windows_start_on_chunk_borders_each_as_likely_as_another() -> None:
+    area = Area((23, 12, 9), chunks=(4, 3, 5))  # windows of whole chunks, of part of one, and of one and a bit
+    plan = sampler(area, shape=(8, 2, 7), held_out=0, align=True)
+    counts: Counter[tuple[int, int, int]] = Counter(plan.train(n).origin for n in range(500 * plan.windows_per_epoch))
+    legal = list(itertools.product((0, 4, 8, 12), (0, 1, 3, 4, 6, 7, 9, 10), (0, 1, 2)))
+    assert set(counts) == set(legal)
+    assert chi_square(np.array([counts[origin] for origin in legal]), 500 * plan.windows_per_epoch / len(legal)) < 4
+    assert plan.describe().startswith(
+        "survey: all 23 inlines x 12 crosslines are for training, nothing is held out; windows start where they meet "
+        "fewest chunks of 4 x 3 x 5."
+    )
+
+
+def test_alignment_is_part_of_the_plan_only_where_it_is_asked_for() -> None:
+    areas = [replace(AREAS[0], chunks=chunks) for chunks in (None, (16, 16, 64), (8, 16, 64))]
+    assert len({sampler(area).plan for area in areas}) == 1
+    assert len({sampler(area, align=True).plan for area in areas} | {sampler(areas[0]).plan}) == 4
+
+
+def test_a_stretch_of_lines_without_a_chunk_border_gives_windows_anywhere() -> None:
+    plan = sampler(Area((200, 50, 4), chunks=(44, 50, 4)), shape=(44, 50, 4), held_out=0.4, blocks=2, align=True)
+    assert [tuple(lines) for lines in plan.splits[0].training] == [(0, 56), (100, 56)]
+    drawn = Counter(plan.train(n).origin[0] for n in range(1000))
+    assert set(drawn) == {0, *range(100, 113)}  # 0 alone where there is a border
 
 
 def test_among_live_places_every_origin_of_a_cell_is_as_likely_as_another() -> None:
