@@ -132,9 +132,14 @@ def info(url: str, clip: float, as_json: bool, storage: Storage) -> None:
     """Describe the survey at URL: dimensions, chunks, live traces, statistics."""
     from sfm.survey.describe import facts, sentences
     from sfm.survey.mdio import open_survey
+    from sfm.survey.statistics import EmptyError
 
     opened = open_survey(url, storage)
-    found = facts(opened, *_examined(opened, clip), clip)
+    try:
+        examined: tuple[Statistics, Distribution] | EmptyError = _examined(opened, clip)
+    except EmptyError as error:
+        examined = error
+    found = facts(opened, examined, clip)
     _print(found, sentences(found), as_json)
 
 
@@ -219,7 +224,7 @@ def bench(
     from sfm.survey.mdio import open_survey
     from sfm.survey.rates import Bench, plot_png, saturating, table, verdict
 
-    trial = Bench(open_survey(url, storage), window, memory * 2**20)
+    trial = Bench(open_survey(url, storage, window), window, memory * 2**20)
     with _progress("reading", "trials") as step:
         points = trial.sweep(most, seconds, step)
     said = verdict(points)

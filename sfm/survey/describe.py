@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 
 from sfm.survey.mdio import Axis, Survey, copies_of
-from sfm.survey.statistics import Distribution, Statistics, disagreements
+from sfm.survey.statistics import Distribution, EmptyError, Statistics, disagreements
 
 
-def facts(survey: Survey, statistics: Statistics, distribution: Distribution, clip: float) -> dict[str, Any]:
-    """Everything `sfm survey info` knows, as plain data."""
+def facts(survey: Survey, examined: tuple[Statistics, Distribution] | EmptyError, clip: float) -> dict[str, Any]:
+    """Everything `sfm survey info` knows, as plain data.
+
+    Args:
+        examined: its statistics, or why it has none.
+    """
     return {
         "url": survey.url,
         "format": f"MDIO {survey.version}, Zarr v{survey.array.metadata.zarr_format}",
@@ -27,8 +31,14 @@ def facts(survey: Survey, statistics: Statistics, distribution: Distribution, cl
         "copies": [{**asdict(copy), "chunks": list(copy.chunks)} for copy in copies_of(survey)],
         "traces": int(survey.trace_mask.size),
         "live_traces": int(survey.trace_mask.sum()),
-        **statistical_facts(survey, statistics, distribution, clip),
+        **(_none(survey, examined) if isinstance(examined, EmptyError) else statistical_facts(survey, *examined, clip)),
     }
+
+
+def _none(survey: Survey, reason: EmptyError) -> dict[str, Any]:
+    """In place of :func:`statistical_facts`."""
+    nothing = {"estimated_statistics": None, "distribution": None, "stored_statistics": survey.stored_statistics}
+    return {**nothing, "disagreements": [str(reason)]}
 
 
 def statistical_facts(
@@ -61,7 +71,7 @@ def sentences(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *(("copy", _copy(copy)) for copy in found["copies"]),
         ("live traces", f"{found['live_traces']:,} of {found['traces']:,} ({share:.1%})"),
-        *_estimated(found),
+        *(_estimated(found) if found["estimated_statistics"] else []),
     ]
     if stored:
         rows.append(("stored", ", ".join(f"{k} {v:,.6g}" for k, v in stored.items() if v is not None)))

@@ -32,6 +32,10 @@ EXTREME_SHIFT = 0.05
 """Share of the central 99.5 % that amplitudes may exceed a stored extreme by: lossy compression moves them."""
 
 
+class EmptyError(SurveyError):
+    """A survey holds nothing to learn from."""
+
+
 @dataclass(frozen=True)
 class Statistics:
     """What amplitudes of a survey are clipped to and scaled by, in the survey's own unit."""
@@ -108,7 +112,8 @@ def estimate(
         progress: called with (chunks done, chunks in all).
 
     Raises:
-        SurveyError: no voxel is live, or all are equal; or a chunk cannot be read.
+        EmptyError: no voxel is live, or all are equal.
+        SurveyError: a chunk cannot be read.
     """
     return examine(survey, clip, seed, max_chunks, progress)[0]
 
@@ -123,12 +128,12 @@ def examine(
     """What :func:`estimate` does, and how the same amplitudes are distributed.
 
     Raises:
-        SurveyError: as :func:`estimate` does.
+        SurveyError: as :func:`estimate` does (EmptyError among them).
     """
     chosen, in_all = _choose(survey, seed, max_chunks)
     values, sums = _gather(survey, chosen, seed, progress)
     if not values.size:
-        raise SurveyError(
+        raise EmptyError(
             f"{survey.url}: no live trace holds a finite amplitude in {len(chosen)} chunks; the survey is empty"
         )
     tail = (100 - clip) / 2
@@ -136,7 +141,7 @@ def examine(
     np.clip(values, low, high, out=values)
     mean, std = float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
     if not std > 1e-6 * max(abs(low), abs(high)):
-        raise SurveyError(
+        raise EmptyError(
             f"{survey.url}: the amplitudes within the central {clip:g} percent are all {mean:g}; "
             "there is nothing to learn from"
         )

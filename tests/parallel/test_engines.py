@@ -113,7 +113,7 @@ def take_steps(spec, resume_at):
 
 
 def steps_with(engine, spec, first, end):
-    """(loss, gradient norm) of the steps from `first` to `end`; after each the model predicts, as in an evaluation."""
+    """(loss, gradient norm) of the steps from `first` to `end`; now and then the model predicts, as in an evaluation."""
     mesh = build_mesh(spec.parallel.context, spec.parallel.ulysses)
     attend = attends(mesh, spec)
     both = {"attend_encoder": attend.encoder, "attend_decoder": attend.decoder}
@@ -129,10 +129,11 @@ def steps_with(engine, spec, first, end):
             engine, micro, learning_rate(step, spec.steps, spec.optimiser), spec.model.patch, attend, rows.start
         )
         results.append((result.loss, result.grad_norm))
-        engine.model.eval()
-        with torch.no_grad():
-            engine.model(*micro[0], first_row=rows.start, predict=True, **both)
-        engine.model.train()
+        if step % 4 == 1:
+            engine.model.eval()
+            with torch.no_grad():
+                engine.model(*micro[0], first_row=rows.start, predict=True, **both)
+            engine.model.train()
     return results
 
 

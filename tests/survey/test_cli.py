@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +148,18 @@ def test_a_section_that_cannot_be_read(url: str) -> None:
     with pytest.raises(SurveyError, match=r"s.mdio: chunk \(2, 2, 2\) cannot be read: .*; ingest the survey again if"):
         preview_png(open_survey(url), (None, None, None))
     assert threading.active_count() == before
+
+
+def test_info_on_a_survey_with_nothing_to_learn_from(tmp_path: Path) -> None:
+    dead = write_v1(tmp_path / "d.mdio", np.ones((4, 4, 4), "f4"), np.zeros((4, 4), bool))
+    equal = write_v1(tmp_path / "e.mdio", np.ones((4, 4, 4), "f4"))
+    for url, reason in ((dead, "the survey is empty"), (equal, "there is nothing to learn from")):
+        done = CliRunner().invoke(cli.survey, ["info", url], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert re.search(r"^inline +4 positions", done.output, re.MULTILINE)
+        assert re.search(rf"^but +{url}: .*{reason}", done.output, re.MULTILINE)
+        found = json.loads(CliRunner().invoke(cli.survey, ["info", url, "--json"]).output)
+        assert (found["shape"], found["estimated_statistics"]) == ([4, 4, 4], None)
 
 
 def test_preview_of_dead_traces_alone(tmp_path: Path) -> None:
