@@ -22,8 +22,8 @@ rest of the input, and wall time depends on the network; it is reported too. The
                  (numcodecs, one thread) into the same memory each time, in a heap that keeps its pages, too. Nothing is
                  put in its place, so whoever reads whole chunks cannot get there; who fetches and decodes parts of chunks
                  may get beyond.
-    bare limit   the same, fetched over http by the standard library into memory that is used again: what ours could
-                 reach at most if it had to read whole chunks, and nothing had to be put in its place
+    bare limit   the same, fetched over http by the standard library into memory that is there already: what a reader
+                 of whole chunks could reach at most
 
     make bench-read      last line: {"vs_s3fs": their processor seconds / ours, ..., "of_limit": the limit's / ours,
                          "of_bare_limit": likewise, ...}: windows anywhere, Blosc, http. The same ratios for windows on
@@ -274,11 +274,14 @@ async def fetch_all(store: Any, touched: list[list[str]]) -> list[Spent]:
 def time_bare(place: Place, touched: list[list[str]]) -> list[Spent]:
     """Runs in a process of its own: fetching these objects in eight threads that do nothing else, over http."""
     own, spent = threading.local(), []
-    host = urlsplit(place.endpoint).netloc
+    host, together = urlsplit(place.endpoint).netloc, threading.Barrier(8)
+
+    def connect(_: int) -> None:
+        own.connection, own.room = http.client.HTTPConnection(host), memoryview(bytearray(2**24))
+        own.connection.connect()
+        together.wait()  # so that each thread does this once
 
     def fetch(key: str) -> None:
-        if not hasattr(own, "connection"):
-            own.connection, own.room = http.client.HTTPConnection(host), memoryview(bytearray(2**24))
         own.connection.request("GET", f"/{BUCKET}/{place.survey}.mdio/{key}")
         answer = own.connection.getresponse()
         size, at = int(answer.headers["Content-Length"]), 0
@@ -289,6 +292,7 @@ def time_bare(place: Place, touched: list[list[str]]) -> list[Spent]:
             at += got
 
     with ThreadPoolExecutor(8) as threads:
+        list(threads.map(connect, range(8)))
         for keys in touched:
             began = Spent.now()
             list(threads.map(fetch, keys))

@@ -97,7 +97,8 @@ class Window(_Model):
     false."""
     align: bool = False
     """Whether training windows start only where they meet as few chunks of their survey as they can (a window of whole
-    chunks: on chunk borders): fewer bytes to read, and fewer different windows; default false."""
+    chunks: on chunk borders) and at the ends of its lines: fewer bytes to read, and fewer different windows; default
+    false."""
     clip: float = Field(99.5, gt=50, le=100)
     """Amplitudes beyond this two-sided percentile of the survey are clipped (percent); default 99.5."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

@@ -11,21 +11,21 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from sfm.survey.split import Index, Split, cover, tiles
 
-Number = TypeVar("Number", int, np.ndarray)
 _TRACES_AT_A_TIME = 1 << 18  # of the trace mask, when cells are counted: what bounds the memory it takes
 
 
 class Strata(NamedTuple):
     """The legal origins along one axis of a stretch of lines, in equal shares.
 
-    Legal are all that are given, or the first `free` of every `chunk`. They are numbered from that of the survey's first
-    line on, so that where all are legal, an origin is its own number.
+    Each has a number. Where all are legal, it is the origin itself. Where windows are to meet few chunks, the first
+    `free` origins of every `chunk` are legal, and counted from the survey's first line; and so are the lowest and the
+    highest of the stretch, which stand for what is counted next: otherwise lines at its ends would be in no window.
     """
 
     first: int
@@ -34,28 +34,29 @@ class Strata(NamedTuple):
     """P, how many there are."""
     strata: int
     """K, the number of strata."""
+    lowest: int
+    highest: int
     chunk: int = 1
     free: int = 1
 
     @classmethod
-    def of(cls, first: int, size: int, window: int, chunk: int | None = None) -> Strata:
+    def of(cls, first: int, size: int, window: int, chunk: int = 1) -> Strata:
         """Strata no longer than the window, over `size` lines from `first` that hold it.
 
         Args:
-            chunk: lines of a chunk, where windows are to meet as few as they can; none of these origins may lie here, and
-                then any is legal.
+            chunk: lines of a chunk, of which windows are to meet as few as they can; 1 where that does not matter.
         """
-        strata, stop = -(-size // window), first + size - window + 1
-        if chunk is not None:
-            free = -(-window // chunk) * chunk - window + 1
-            low, high = (n // chunk * free + min(n % chunk, free) for n in (first, stop))
-            if high > low:
-                return cls(low, high - low, strata, chunk, free)
-        return cls(first, stop - first, strata)
+        strata, lowest, highest = -(-size // window), first, first + size - window
+        free = -(-window // chunk) * chunk - window + 1
+        # How many legal origins there are below the lowest, and up to the highest, by chunks alone.
+        low, high = (n // chunk * free + min(n % chunk, free) for n in (lowest, highest + 1))
+        low -= lowest % chunk >= free
+        high += highest % chunk >= free and highest > lowest
+        return cls(low, high - low, strata, lowest, highest, chunk, free)
 
-    def at(self, numbers: Number) -> Number:
+    def at(self, numbers: np.ndarray) -> np.ndarray:
         """The origins with these numbers."""
-        return numbers // self.free * self.chunk + numbers % self.free
+        return (numbers // self.free * self.chunk + numbers % self.free).clip(self.lowest, self.highest)
 
     def span(self, start: int, stop: int | None = None) -> range:
         """Numbers of the origins that belong, at least in part, to stratum `start`, or to those up to `stop`."""
@@ -70,7 +71,7 @@ class Strata(NamedTuple):
 
     def origin(self, stratum: int, place: int) -> int:
         """The origin at `place` of stratum's P equally likely places."""
-        return self.at(self.first + (self.positions * stratum + place) // self.strata)
+        return int(self.at(np.array(self.first + (self.positions * stratum + place) // self.strata)))
 
     def places(self, stratum: int) -> np.ndarray:
         """How many of those places fall to each origin of the stratum's span."""
@@ -196,19 +197,24 @@ class Cells:
         block, (i, x, t) = self.grid.locate(cell)
         rows, lines, samples = self._blocks[block]
         depth = samples.origin(t, samples.positions * down >> 64)
-        spans = rows.origins(i), lines.origins(x)
-        if self._live is None or self._live.all(*spans):
-            row, line = divmod(rows.positions * lines.positions * across >> 64, lines.positions)
-            return rows.origin(i, row), lines.origin(x, line), depth
-        enough = self._live.counts(*spans) >= self._live.need
-        beside = lines.places(x)
-        per_row = enough @ beside  # places of the windows that start in a row, which itself has some places
-        ends = np.cumsum(per_row * rows.places(i))
-        place = int(ends[-1]) * across >> 64
-        row = int(np.searchsorted(ends, place, side="right"))
-        place = (place - (int(ends[row - 1]) if row else 0)) % int(per_row[row])
-        line = int(np.searchsorted(np.cumsum(enough[row] * beside), place, side="right"))
-        return int(spans[0][row]), int(spans[1][line]), depth
+        if self._live is not None:
+            spans = rows.origins(i), lines.origins(x)
+            if not self._live.all(*spans):
+                enough = self._live.counts(*spans) >= self._live.need
+                row, line = _place_among(enough, rows.places(i), lines.places(x), across)
+                return int(spans[0][row]), int(spans[1][line]), depth
+        row, line = divmod(rows.positions * lines.positions * across >> 64, lines.positions)
+        return rows.origin(i, row), lines.origin(x, line), depth
+
+
+def _place_among(enough: np.ndarray, rows: np.ndarray, lines: np.ndarray, across: int) -> tuple[int, int]:
+    """One of the true places of `enough`, [rows, lines], from 64 random bits; each as likely as its `rows` x `lines`."""
+    per_row = enough @ lines
+    ends = np.cumsum(per_row * rows)
+    place = int(ends[-1]) * across >> 64
+    row = int(np.searchsorted(ends, place, side="right"))
+    place = (place - (int(ends[row - 1]) if row else 0)) % int(per_row[row])
+    return row, int(np.searchsorted(np.cumsum(enough[row] * lines), place, side="right"))
 
 
 class Tiles:

@@ -126,14 +126,19 @@ def rust_store(url: str, storage: Storage, retries: int) -> Any:
     Raises:
         SurveyError: the scheme is none of `SCHEMES`, or options do not fit together.
     """
-    _check_first()
+    check_stores()
     return _rust_store(identity(url, storage), storage, retries)
 
 
 _first: list[int] = []  # the process that first asked a store
 
 
-def _check_first() -> None:
+def check_stores() -> None:
+    """Refuse to ask an object store in a child of a process that has asked one.
+
+    Raises:
+        SurveyError: this is such a child.
+    """
     if not _first:
         _first.append(os.getpid())
     check_process(_first[0], "an object store was asked")
@@ -263,7 +268,7 @@ def s3fs_client(url: str, storage: Storage, *, asynchronous: bool = False) -> An
         SurveyError: the scheme of `url` is not s3.
     """
     object_path(url)
-    _check_first()
+    check_stores()
     bucket = url.split("/", 3)[2]
     return _s3fs(identity(f"s3://{bucket}", storage), storage, asynchronous)
 

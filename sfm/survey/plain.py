@@ -8,19 +8,24 @@ there the pieces are records of 16 KiB, whoever receives them.
 from __future__ import annotations
 
 import http.client
+import re
 import select
 import threading
 import time
 import urllib.request
+from collections.abc import Iterable
 from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import quote, urlsplit
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from sfm.survey.clients import CONNECT_SECONDS, READ_SECONDS, REQUEST_SECONDS
 
-_IDLE_SECONDS = 60  # servers keep an unused connection about as long
+_IDLE_SECONDS = 60
+"""A connection unused for longer may be dead without a sign of it: routers and firewalls forget it from 5 minutes on."""
+_SMALL = 2**16  # bytes of a body that nobody wants, but that keep its connection usable once they are read
+_LONGEST = 12  # digits of a length that is believed
 
 
 class BrokenBodyError(OSError):
@@ -32,17 +37,31 @@ class Answer(NamedTuple):
 
     status: int
     body: memoryview | None
-    """The bytes that were asked for; None where something else came."""
+    """The bytes that were asked for, which the caller may change; None where anything else came."""
 
 
-def direct(url: str) -> SplitResult | None:
-    """The parts of a server's URL; None unless plain HTTP reaches it, without keys in the URL and without a proxy."""
+class Place(NamedTuple):
+    """Where a URL leads."""
+
+    host: str
+    port: int
+    path: str
+    """Percent-encoded, without a slash at its end."""
+
+
+def direct(url: str) -> Place | None:
+    """Where a URL leads; None unless plain HTTP gets there, without keys in the URL and without a proxy."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.query or parts.username is not None:
         return None
+    try:
+        port = 80 if parts.port is None else parts.port
+    except ValueError:  # no port at all: it is for others to say so
+        return None
     proxies = urllib.request.getproxies()
-    proxied = ("http" in proxies or "all" in proxies) and not urllib.request.proxy_bypass(parts.netloc)
-    return None if proxied else parts
+    if ("http" in proxies or "all" in proxies) and not urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return Place(parts.hostname, port, quote(parts.path, safe="/%:@!$&'()*+,;=~").rstrip("/"))
 
 
 class PlainServer:
@@ -67,20 +86,26 @@ class PlainServer:
         headers = {"User-Agent": "sfm"}
         if start or stop is not None:
             headers["Range"] = f"bytes={start}" + ("" if start < 0 else f"-{'' if stop is None else stop - 1}")
+        deadline = time.monotonic() + REQUEST_SECONDS
         connection = self._connect()
         try:
-            connection.request("GET", target, headers=headers)
-            came = connection.getresponse()
+            try:
+                connection.request("GET", target, headers=headers)
+                came = connection.getresponse()
+            except OSError:  # and those that idled beside it are no better
+                self._close_idle()
+                raise
             size = _size(came, start, stop)
-            body = None if size is None else _receive(came, size)
+            body = None if size is None else _receive(came, size, deadline)
+            usable = not came.will_close and (body is not None or _drain(came, deadline))
             came.close()
         except BaseException:
             connection.close()
             raise
-        if body is None or came.will_close:
-            connection.close()
-        else:
+        if usable:
             self._keep(connection)
+        else:
+            connection.close()
         return Answer(came.status, body)
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -88,8 +113,8 @@ class PlainServer:
             with self._lock:
                 if not self._idle:
                     break
-                _, connection = self._idle.pop()
-            if not _is_stale(connection):
+                since, connection = self._idle.pop()
+            if since > time.monotonic() - _IDLE_SECONDS and not _is_closed(connection):
                 return connection
             connection.close()
         connection = http.client.HTTPConnection(self.host, self.port, timeout=CONNECT_SECONDS)
@@ -101,21 +126,26 @@ class PlainServer:
         now = time.monotonic()
         with self._lock:
             self._idle.append((now, connection))
-            while self._idle[0][0] < now - _IDLE_SECONDS:
-                self._idle.pop(0)[1].close()
+            fresh = next(n for n, (since, _) in enumerate(self._idle) if since > now - _IDLE_SECONDS)
+            old, self._idle = self._idle[:fresh], self._idle[fresh:]
+        _close(old)
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        _close(idle)
 
     def __del__(self) -> None:
-        for _, connection in self._idle:
-            connection.close()
+        _close(self._idle)
 
 
 _servers: WeakValueDictionary[tuple[str, int], PlainServer] = WeakValueDictionary()
-_making = threading.Lock()
+_sharing = threading.Lock()
 
 
 def plain_server(host: str, port: int) -> PlainServer:
     """The server there, shared by all who use it."""
-    with _making:
+    with _sharing:
         found = _servers.get((host, port))
         if found is None:
             found = _servers[host, port] = PlainServer(host, port)
@@ -123,20 +153,26 @@ def plain_server(host: str, port: int) -> PlainServer:
 
 
 def _size(came: http.client.HTTPResponse, start: int, stop: int | None) -> int | None:
-    """Bytes of a body that is what was asked for; None of another."""
-    stated = came.getheader("Content-Length")
-    if stated is None or not stated.isdigit() or came.getheader("Content-Encoding", "identity") != "identity":
+    """Bytes of a body that is what was asked for, all of it or up to the object's end; None of any other."""
+    stated = came.getheader("Content-Length", "")
+    if not re.fullmatch(rf"[0-9]{{1,{_LONGEST}}}", stated) or "Transfer-Encoding" in came.headers:
         return None
-    size, ranged = int(stated), start != 0 or stop is not None
-    if came.status != (206 if ranged else 200) or (stop is not None and size > stop - start):
+    if came.getheader("Content-Encoding", "identity") != "identity":
         return None
-    if ranged and start >= 0 and not came.getheader("Content-Range", "").startswith(f"bytes {start}-"):
+    size, part = int(stated), came.getheader("Content-Range")
+    if came.status == 200 and part is None:  # all of it, which may be what was asked for
+        return size if start == 0 and (stop is None or size <= stop) else None
+    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", part or "")
+    if came.status not in (200, 206) or found is None:  # rclone says 200 of parts, too
         return None
-    return size
+    first, end, total = int(found[1]), int(found[2]) + 1, None if found[3] == "*" else int(found[3])
+    if total is None:
+        return size if (first, end) == (start, stop) and size == end - first else None
+    wanted = max(total + start, 0) if start < 0 else start
+    return size if (first, end) == (wanted, min(stop or total, total)) and size == end - first else None
 
 
-def _receive(came: http.client.HTTPResponse, size: int) -> memoryview:
-    deadline = time.monotonic() + REQUEST_SECONDS
+def _receive(came: http.client.HTTPResponse, size: int, deadline: float) -> memoryview:
     body, at = np.empty(size, np.uint8).data, 0
     while at < size:
         try:
@@ -151,8 +187,25 @@ def _receive(came: http.client.HTTPResponse, size: int) -> memoryview:
     return body
 
 
-def _is_stale(connection: http.client.HTTPConnection) -> bool:
-    """Whether something happened on a connection on which nothing is awaited: the server has closed it."""
+def _drain(came: http.client.HTTPResponse, deadline: float) -> bool:
+    """Read the few words of a refusal to their end; whether they were such."""
+    left, ended = _SMALL, came.length == 0 or came.isclosed()
+    try:
+        while came.status >= 300 and not ended and left > 0 and time.monotonic() < deadline:
+            left -= len(came.read1(left)) or _SMALL
+            ended = came.length == 0 or came.isclosed()
+    except (OSError, http.client.HTTPException):  # they were not worth much
+        return False
+    return ended
+
+
+def _is_closed(connection: http.client.HTTPConnection) -> bool:
+    """Whether something came on a connection on which nothing is awaited: it was closed."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _close(connections: Iterable[tuple[float, http.client.HTTPConnection]]) -> None:
+    for _, connection in connections:
+        connection.close()

@@ -21,11 +21,13 @@ def open_all(spec: JobSpec, window: Index | None = None) -> list[Survey]:
     """The surveys of `spec`, in its order.
 
     Args:
-        window: voxels of what will be read at a time, to choose among copies of a survey in other chunks.
+        window: voxels of what will be read at a time, to choose among copies of a survey in other chunks. Windows that
+            keep to the chunks of the amplitudes are read from these.
 
     Raises:
         SurveyError: one of them cannot be opened.
     """
+    window = None if spec.window.align else window
     return [open_survey(source.url, source.storage, window) for source in spec.surveys]
 
 
@@ -40,6 +42,5 @@ def sampler_of(spec: JobSpec, surveys: list[Survey]) -> Sampler:
 
 
 def _area(source: SurveySource, survey: Survey) -> Area:
-    # Chunks of the amplitudes themselves: ranks with different slabs may read different copies, and must draw alike.
-    i, x, t = survey.amplitudes.chunks
+    i, x, t = survey.amplitudes.chunks  # not of a copy, which another rank may not read
     return Area(survey.shape, source.weight, survey.url, survey.trace_mask, source.held_out, (i, x, t))

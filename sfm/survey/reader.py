@@ -380,7 +380,9 @@ def chunk_error(survey: Survey, index: Index, error: BaseException) -> SurveyErr
 def _payload(fetch: Fetch, part: Part, data: Bytes) -> Payload:
     if part.stop == WHOLE:
         return Payload(data)
-    return Payload(memoryview(data)[part.start - fetch.start : part.stop - fetch.start], part.at, part.frame)
+    piece = memoryview(data)[part.start - fetch.start : part.stop - fetch.start]
+    # Chunks of a shard may share bytes: what is changed in one must not show in another.
+    return Payload(piece if len(fetch.parts) == 1 else piece.toreadonly(), part.at, part.frame)
 
 
 def _boxes(origin: Index, shape: Sequence[int], chunks: Index) -> Iterator[tuple[Index, _Box]]:

@@ -254,7 +254,8 @@ class Sampler:
             words += f"; {cellular} are left out, where fewer than {self.window.min_live:.0%} of traces exist"
         chunks = self._chunks(area)
         if chunks is not None:
-            words += f"; windows start where they meet fewest chunks of {' x '.join(map(str, chunks))}"
+            sizes = " x ".join(map(str, chunks))
+            words += f"; training windows start where they meet fewest chunks of {sizes}, and at the ends of lines"
         return words + "."
 
     def _live(self, area: Area) -> Live | None:
@@ -269,7 +270,7 @@ class Sampler:
 
     def _training(self, area: Area, s: Split, live: Live | None) -> Cells:
         window = _inside(area.shape, self.window.shape)
-        chunks = self._chunks(area) or (None, None, None)
+        chunks = self._chunks(area) or (1, 1, 1)
         blocks = []
         for lines in s.training:
             whole = [Lines(0, size) for size in area.shape]
@@ -286,8 +287,8 @@ class Sampler:
         lower = math.floor(most * 1000) / 1000
         return SurveyError(
             f"{name}: window.min_live {self.window.min_live} asks for live traces in that share of a window's {i} x "
-            f"{x}, and no window {purpose} has more than {most:.1%}; take window.min_live at most {lower}, "
-            f"{'window.align false, ' if self.window.align else ''}or leave out what has no data"
+            f"{x}, and no window {purpose} has more than {most:.1%}; take window.min_live at most {lower}, or leave "
+            f"out what has no data"
         )
 
     def _fingerprint(self, masked: Sequence[bool]) -> str:

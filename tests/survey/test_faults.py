@@ -139,6 +139,16 @@ def test_a_child_forked_after_reading_says_so() -> None:
     assert "an object store was asked before this process was forked" in words
 
 
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+def test_a_child_forked_with_an_open_survey_says_so(client: str) -> None:
+    """It shares the connections of its parent."""
+    survey = open_survey("s3://surveys/s.mdio", Storage(client=client))  # type: ignore[arg-type]
+    WindowReader(survey).read((0, 0, 0), (8, 8, 8))
+    words = said_by_a_child(lambda: WindowReader(survey).read((8, 8, 8), (8, 8, 8)))
+    assert "an object store was asked before this process was forked" in words
+
+
 _MEASURE = """
 import json, sys
 from sfm.spec import Storage

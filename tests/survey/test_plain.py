@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -117,20 +117,53 @@ def test_one_connection_serves_many_requests_and_a_closed_one_is_replaced(server
 
     server.script = last
     client.get("/a", 0, 5)
-    poll_until(lambda: plain._is_stale(client._idle[-1][1]))
+    poll_until(lambda: plain._is_closed(client._idle[-1][1]))
     server.script = Handler.serve
     assert client.get("/a", 0, 5).body == DATA[:5]
     assert len({port for port, *_ in server.seen}) == 2
 
 
-def test_idle_connections_are_closed_after_a_while(server: Server) -> None:
+def test_connections_that_idled_too_long_are_not_used_again(server: Server) -> None:
     client = asks(server)
+    held = [client._connect() for _ in range(4)]
+    old, fresh = time.monotonic() - plain._IDLE_SECONDS - 1, time.monotonic()
+    client._idle = [(old, held[0]), (old, held[1]), (fresh, held[2]), (old, held[3])]
+    client.get("/a")  # by the third
+    assert [connection for _, connection in client._idle] == held[2:3]
+    assert [connection.sock is None for connection in held] == [True, True, False, True]
+
+
+def test_one_dead_connection_is_a_sign_of_others(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a router on the way has forgotten them: nothing says so."""
+    monkeypatch.setattr(plain, "READ_SECONDS", 0.2)
+    client, released = asks(server), Event()
     held = [client._connect() for _ in range(3)]
-    long_ago = time.monotonic() - plain._IDLE_SECONDS - 1
-    client._idle = [(long_ago, connection) for connection in held]
-    client.get("/a")  # takes the last of them
-    assert [connection for _, connection in client._idle] == held[2:]
-    assert [connection.sock is None for connection in held] == [True, True, False]
+    client._idle = [(time.monotonic(), connection) for connection in held]
+    server.script = lambda _: released.wait(20) and None
+    with pytest.raises(TimeoutError):
+        client.get("/a")
+    assert not client._idle
+    server.script = Handler.serve
+    assert client.get("/a", 0, 5).body == DATA[:5]
+    released.set()
+
+
+@pytest.mark.parametrize("code", [404, 503])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_refusals_leave_the_connection_usable(server: Server, code: int, chunked: bool) -> None:
+    def refuse(handler: Handler) -> None:
+        if chunked:
+            handler.head(code, None, Transfer_Encoding="chunked")
+            handler.wfile.write(b"5\r\nwords\r\n0\r\n\r\n")
+        else:
+            handler.head(code, 5)
+            handler.wfile.write(b"words")
+
+    server.script = refuse
+    client = asks(server)
+    for _ in range(5):
+        assert client.get("/a", 0, 9) == (code, None)
+    assert len({port for port, *_ in server.seen}) == 1
 
 
 def test_servers_are_shared_and_their_connections_end_with_them(server: Server) -> None:
@@ -252,37 +285,81 @@ def whole(handler: Handler) -> None:
     handler.wfile.write(DATA)
 
 
-def without_length(handler: Handler) -> None:
-    start, stop = handler.part()
-    stated = f"bytes {start}-{stop - 1}/{len(DATA)}"
-    handler.head(206, None, Transfer_Encoding="chunked", Content_Range=stated, Last_Modified=handler.date_time_string())
-    handler.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (stop - start, DATA[start:stop]))
+def test_a_server_that_knows_no_ranges_is_left_to_the_general_client(server: Server) -> None:
+    server.script = whole
+    assert asks(server).get("/a", 0, len(DATA)).body == DATA  # as it happens, that is it
+    objects = server.objects()
+    before = len(server.seen)
+    assert objects.get("a", 5, 50) == DATA[5:50]
+    first = len(server.seen) - before
+    assert objects.get("a", 6, 60) == DATA[6:60]
+    assert len(server.seen) - before - first < first
 
 
-@pytest.mark.parametrize("script", [whole, without_length])
-def test_other_answers_are_left_to_the_general_client(server: Server, script: Script) -> None:
-    server.script = script
-    assert asks(server).get("/a", 0, len(DATA)).body is None
-    if script is whole:
-        assert server.objects().get("a", 5, 50) == DATA[5:50]
+def test_chunked_bodies_are_left_to_the_general_client(server: Server) -> None:
+    def chunked(handler: Handler) -> None:
+        start, stop = handler.part()
+        stated = {"Content_Range": f"bytes {start}-{stop - 1}/{len(DATA)}", "Last_Modified": handler.date_time_string()}
+        # A length beside it, which must not count.
+        handler.head(206, stop - start, Transfer_Encoding="chunked", **stated)
+        handler.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (stop - start, DATA[start:stop]))
+
+    server.script = chunked
+    assert asks(server).get("/a", 5, 50).body is None
+
+
+PART = {"Content_Range": f"bytes 5-49/{len(DATA)}", "Content_Length": "45"}
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"Content_Encoding": "gzip"}, {"Content_Range": f"bytes 9-{len(DATA)}/{len(DATA)}"}, {"Content_Length": "junk"}],
+    ("status", "headers", "taken"),
+    [
+        (206, {}, True),
+        (200, {}, True),  # as rclone says
+        (206, {"Content_Range": "bytes 5-49/*"}, True),
+        (206, {"Content_Range": "bytes 5-49/50"}, True),
+        (206, {"Content_Encoding": "identity"}, True),
+        (206, {"Content_Encoding": "gzip"}, False),
+        (206, {"Content_Range": f"bytes 9-53/{len(DATA)}"}, False),
+        (206, {"Content_Range": f"bytes 5-19/{len(DATA)}", "Content_Length": "15"}, False),
+        (206, {"Content_Range": "bytes 5-19/20", "Content_Length": "15"}, True),  # the object ends there
+        (206, {"Content_Range": "bytes 5-49/*", "Content_Length": "44"}, False),
+        (206, {"Content_Range": "junk"}, False),
+        (206, {"Content_Length": "junk"}, False),
+        (206, {"Content_Length": "\u00b2"}, False),
+        (206, {"Content_Length": "9" * 5000}, False),
+        (203, {}, False),
+    ],
 )
-def test_bytes_that_are_not_those_asked_for_are_not_taken(server: Server, headers: dict[str, str]) -> None:
+def test_bytes_that_are_not_those_asked_for_are_not_taken(
+    server: Server, status: int, headers: dict[str, str], taken: bool
+) -> None:
+    stated = PART | headers
+
     def other(handler: Handler) -> None:
-        start, stop = handler.part()
-        stated = {"Content_Range": f"bytes {start}-{stop - 1}/{len(DATA)}", "Content_Length": str(stop - start)}
-        handler.head(206, None, **(stated | headers))
-        handler.wfile.write(DATA[start:stop])
+        handler.head(status, None, **stated)
+        handler.wfile.write(DATA[5:50])
 
     server.script = other
     client = asks(server)
-    assert client.get("/a", 5, 50).body is None
+    found = client.get("/a", 5, 50).body
+    assert (found is not None) == taken
+    if found is not None:
+        assert found == DATA[5 : 5 + len(found)]
     server.script = Handler.serve
     assert client.get("/a", 5, 50).body == DATA[5:50]
+
+
+@pytest.mark.parametrize(
+    ("stated", "taken"), [(f"{len(DATA) - 16}-{len(DATA) - 1}/{len(DATA)}", True), ("0-15/*", False)]
+)
+def test_a_suffix_must_be_the_end(server: Server, stated: str, taken: bool) -> None:
+    def other(handler: Handler) -> None:
+        handler.head(206, 16, Content_Range=f"bytes {stated}")
+        handler.wfile.write(DATA[-16:])
+
+    server.script = other
+    assert (asks(server).get("/a", -16).body is not None) == taken
 
 
 def test_a_longer_body_than_asked_for_is_not_received(server: Server) -> None:
@@ -298,7 +375,7 @@ def test_what_is_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     assert direct("http://minio:9000/base") is not None
-    for url in ("https://minio", "", "somewhere", "http://me:secret@minio", "http://minio/?a=b"):
+    for url in ("https://minio", "", "somewhere", "http://me:secret@minio", "http://minio/?a=b", "http://minio:99999"):
         assert direct(url) is None, url
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     assert direct("http://minio:9000") is None
@@ -330,15 +407,41 @@ def test_every_name_over_a_store_that_checks_signatures(tmp_path: Path, monkeypa
             objects_at("s3://lab/my surveys", Storage()).get("a", 0, 10)
 
 
-def test_every_name_unsigned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["s", "my süd+%3d"])
+def test_every_name_unsigned(tmp_path: Path, folder: str) -> None:
     for name in NAMES:
-        (tmp_path / "lab/s" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "lab/s" / name).write_bytes(DATA)
+        (tmp_path / "lab" / folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "lab" / folder / name).write_bytes(DATA)
     with Bucket(tmp_path) as bucket:
         public = Storage(endpoint_url=bucket.endpoint_url, region="us-east-1", anonymous=True)
-        for objects in (objects_at("s3://lab/s", public), objects_at(f"{bucket.endpoint_url}/lab/s", Storage())):
+        web = f"{bucket.endpoint_url}/lab/{folder.replace('%', '%25')}"
+        found: list[Any] = [objects_at(f"s3://lab/{folder}", public), objects_at(web, Storage())]
+        for objects in found:
             for name in NAMES:
                 assert objects.get(name, 10, 900) == DATA[10:900], name
+            assert objects._suffices
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_the_environment_may_forbid_signatures(server: Server, monkeypatch: pytest.MonkeyPatch, keys: bool) -> None:
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "key") if keys else monkeypatch.delenv(name, raising=False)
+    objects = objects_at("s3://bucket/s.mdio", Storage(endpoint_url=server.url, region="us-east-1"))
+    assert objects.get("a", 3, 9) == DATA[3:9]
+    assert [path for _, path, _ in server.seen] == ["/bucket/s.mdio/a"]
+
+
+def test_without_keys_it_is_the_general_client_that_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/none")
+    storage = Storage(endpoint_url=server.url, region="us-east-1")
+    with pytest.raises(Exception, match="no credentials") as caught:
+        objects_at("s3://bucket/s.mdio", storage).get("a", 3, 9)
+    assert "no credentials for" in str(explain(caught.value, "s3://bucket/s.mdio", storage))
+    assert not server.seen
 
 
 def poll_until(true: Callable[[], bool]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import struct
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
@@ -580,6 +582,26 @@ def test_blocks_that_threads_wrote_in_another_order() -> None:
         for data in (part, memoryview(bytearray(part))):  # without and with room for a header before the blocks
             got = codec.decode(Payload(data, span[0], found), rows, np.empty(codec.bytes, np.uint8))
             np.testing.assert_array_equal(got, decoded.reshape(50, 10, 100)[rows.start : rows.stop])
+
+
+def test_chunks_that_share_their_bytes_in_a_shard(tmp_path: Path) -> None:
+    """A header put before the blocks of one must not be read as blocks of the other."""
+    noise = np.random.default_rng(0).standard_normal((32, 64, 64)).astype("f4")
+    chunk = np.concatenate([noise, np.broadcast_to(1 + np.arange(64, dtype="f4"), (32, 64, 64))])
+    values = np.concatenate([chunk, chunk])
+    codec = BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle", blocksize=16384)
+    url = write_v1(tmp_path / "s.mdio", values, chunks=(64, 64, 64), shards=(128, 64, 64), compressors=codec)
+    shard = Path(url) / "amplitude/c/0/0/0"
+    stored = shard.read_bytes()
+    index = np.frombuffer(stored[-36:-4], "<u8").reshape(2, 2).copy()
+    index[1] = index[0]
+    checksum = struct.pack("<I", google_crc32c.value(index.tobytes()))
+    shard.write_bytes(stored[: int(index[0].sum())] + index.tobytes() + checksum)
+    reader = WindowReader(open_survey(url), keep=False)
+    for first in (5, 10, 20, 30):
+        np.testing.assert_array_equal(reader.read((first, 0, 0), (64, 64, 64)), values[first : first + 64])
+    assert not reader.transfers.meter.now().retries
+    reader.close()
 
 
 @pytest.mark.parametrize("compressors", [ZstdCodec(), BloscCodec(), GzipCodec()])

@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from sfm.feed.order import RankOrder
 from sfm.spec import Window
-from sfm.survey.cells import Live
+from sfm.survey.cells import Live, Strata
 from sfm.survey.clients import SurveyError
 from sfm.survey.sampler import Area, Cursor, Sampler, apportion
 from sfm.survey.split import cover, tiles
@@ -39,13 +39,14 @@ def enough(area: Area, window: Window) -> np.ndarray:
 
 
 def legal_origins(first: int, size: int, window: int, chunk: int | None) -> list[int]:
-    """Where windows may start in a stretch of lines: anywhere, or where they meet fewest chunks, if that is anywhere."""
-    every = range(first, first + size - min(window, size) + 1)
+    """Where windows may start in a stretch of lines: anywhere, or where they meet fewest chunks and at both ends."""
+    window = min(window, size)
+    every = range(first, first + size - window + 1)
     if chunk is None:
         return list(every)
-    window = min(window, size)
     met = [len({line // chunk for line in range(origin, origin + window)}) for origin in every]
-    return [o for o, n in zip(every, met, strict=True) if n == -(-window // chunk)] or list(every)
+    fewest = {o for o, n in zip(every, met, strict=True) if n == -(-window // chunk)}
+    return sorted(fewest | {every[0], every[-1]})
 
 
 def strata_of(first: int, size: int, window: int, chunk: int | None) -> list[list[int]]:
@@ -177,13 +178,24 @@ def test_aligned_windows_start_on_chunk_borders_each_as_likely_as_another() -> N
     area = Area((23, 12, 9), chunks=(4, 3, 5))  # windows of whole chunks, of part of one, and of one and a bit
     plan = sampler(area, shape=(8, 2, 7), held_out=0, align=True)
     counts: Counter[tuple[int, int, int]] = Counter(plan.train(n).origin for n in range(500 * plan.windows_per_epoch))
-    legal = list(itertools.product((0, 4, 8, 12), (0, 1, 3, 4, 6, 7, 9, 10), (0, 1, 2)))
+    legal = list(itertools.product((0, 4, 8, 12, 15), (0, 1, 3, 4, 6, 7, 9, 10), (0, 1, 2)))
     assert set(counts) == set(legal)
     assert chi_square(np.array([counts[origin] for origin in legal]), 500 * plan.windows_per_epoch / len(legal)) < 4
     assert plan.describe().startswith(
-        "survey: all 23 inlines x 12 crosslines are for training, nothing is held out; windows start where they meet "
-        "fewest chunks of 4 x 3 x 5."
+        "survey: all 23 inlines x 12 crosslines are for training, nothing is held out; training windows start where they "
+        "meet fewest chunks of 4 x 3 x 5, and at the ends of lines."
     )
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 90), st.integers(0, 90))
+def test_aligned_windows_see_every_line(window: int, chunk: int, first: int, more: int) -> None:
+    strata = Strata.of(first, window + more, window, chunk)
+    origins = strata.origins(0, strata.strata).tolist()
+    assert origins == legal_origins(first, window + more, window, chunk)
+    assert {line for origin in origins for line in range(origin, origin + window)} == set(
+        range(first, first + window + more)
+    )
+    assert len(origins) >= strata.strata  # so no stratum must give what another gives
 
 
 def test_alignment_is_part_of_the_plan_only_where_it_is_asked_for() -> None:
@@ -192,11 +204,11 @@ def test_alignment_is_part_of_the_plan_only_where_it_is_asked_for() -> None:
     assert len({sampler(area, align=True).plan for area in areas} | {sampler(areas[0]).plan}) == 4
 
 
-def test_a_stretch_of_lines_without_a_chunk_border_gives_windows_anywhere() -> None:
+def test_a_stretch_of_lines_without_a_chunk_border_gives_windows_at_its_ends() -> None:
     plan = sampler(Area((200, 50, 4), chunks=(44, 50, 4)), shape=(44, 50, 4), held_out=0.4, blocks=2, align=True)
     assert [tuple(lines) for lines in plan.splits[0].training] == [(0, 56), (100, 56)]
     drawn = Counter(plan.train(n).origin[0] for n in range(1000))
-    assert set(drawn) == {0, *range(100, 113)}  # 0 alone where there is a border
+    assert set(drawn) == {0, 12, 100, 112}
 
 
 def test_among_live_places_every_origin_of_a_cell_is_as_likely_as_another() -> None:
