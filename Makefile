@@ -17,7 +17,7 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py $(if $(SURVEY),--survey '$(SURVEY)') $(DEMO_ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not gpu and not postgres and not browser' $(TEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not gpu and not postgres and not browser' $(TEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -141,27 +141,22 @@ class _Plain:
     """Objects that a server hands out over plain HTTP, for the asking or to a signed URL.
 
     Args:
-        target: path and query of a key.
+        target: path and query of a key; None where there is nothing to sign it with.
         general: asked where the server answers with something else: it knows redirects and refusals, and words for them.
     """
 
-    def __init__(self, server: PlainServer, target: Callable[[str], str], general: Objects) -> None:
+    def __init__(self, server: PlainServer, target: Callable[[str], str | None], general: Objects) -> None:
         self.server, self.target, self.general = server, target, general
         self._suffices = True
 
     def get(self, key: str, start: int = 0, stop: int | None = None) -> Bytes | None:
         check_stores()
-        if self._suffices:
-            try:
-                target = self.target(key)
-            except Exception:  # noqa: BLE001 - nothing to sign with: whoever else asks says so, or needs no signature
-                target = None
-            found = self.server.get(target, start, stop) if target else None
-            if found is not None and found.body is not None:
+        target = self.target(key) if self._suffices else None
+        if target is not None:
+            found = self.server.get(target, start, stop)
+            if found.body is not None or found.status == 404:
                 return found.body
-            if found is not None and found.status == 404:
-                return None
-            if found is not None and found.status in PASSING:
+            if found.status in PASSING:
                 raise OSError(f"status code: {found.status}")
         value = self.general.get(key, start, stop)
         if value:  # it was not given here, and is there
@@ -182,8 +177,11 @@ def _plainly(url: str, storage: Storage, store: Any, general: Objects) -> Object
         return None
     root = f"{place.path}/{quote(object_path(url))}/" if s3 else f"{place.path}/"
 
-    def signed(key: str) -> str:
-        there = urlsplit(obstore.sign(store, "GET", key, _SIGNED_FOR))
+    def signed(key: str) -> str | None:
+        try:
+            there = urlsplit(obstore.sign(store, "GET", key, _SIGNED_FOR))
+        except Exception:  # noqa: BLE001 - the general client says why, or does without
+            return None
         return f"{there.path}?{there.query}"
 
     def unsigned(key: str) -> str:

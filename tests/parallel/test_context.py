@@ -14,7 +14,7 @@ from tests.distributed import run_ranks
 from tests.model.slabs import loss_and_gradients, over, over_slabs, slab, spec_of
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_loss_and_every_gradient_equal_one_process(world):
     """Every mode with none, one, and more registers than some ranks get; decoders that attend to themselves and across."""
     rows = 2 * world - 1  # slabs of one row and of two
@@ -35,7 +35,7 @@ def test_loss_and_every_gradient_equal_one_process(world):
                 torch.testing.assert_close(part, right, rtol=1e-10, atol=1e-11, msg=lambda m, s=spec: f"{s}\n{m}")
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_gradients_in_fp32_equal_one_process(world):
     """The loss, and all parameter gradients together, to 1e-5 of what fp64 gives."""
     heads = 4 if world == 2 else world
@@ -122,7 +122,7 @@ def every_attention(cases):
     return errors
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_mode_equals_the_formula_at_odd_lengths(world):
     """Outputs and input gradients: fp64 to 1e-10, fp32 to 1e-5, bf16 at most 1.1 times the error of one process."""
     odd, lopsided = [7, 6, 11, 1, 5, 3, 2, 13][:world], [1] * (world - 1) + [17]

@@ -20,8 +20,7 @@ from sfm.train.schedule import learning_rate
 from sfm.train.step import MicroBatch, run_step
 from tests.distributed import run_ranks
 
-STEPS = 20
-
+STEPS, FEW = 20, 8
 
 GATHER, RING, ULYSSES = ({"context_mode": mode} for mode in ("gather", "ring", "ulysses"))
 MODES = {  # of each context degree, dealt out to the engines in their order
@@ -72,6 +71,12 @@ def results_at(workers):
     return run_ranks(run_all, workers, [c for c in (ORACLE, *EQUAL, *CLOSE) if c[0] == workers])
 
 
+def steps_in(configuration):
+    """All of them where four context ranks accumulate three micro-batches; a few say as much of the others."""
+    _, context, _, micro, *_ = configuration
+    return STEPS if configuration == ORACLE or (context, micro) == (4, 2) else FEW
+
+
 def run_all(configurations):
     """(loss, gradient norm) of each step, or where it failed, per configuration; what comes after a failure is not run."""
     results, failure = {}, None
@@ -79,8 +84,9 @@ def run_all(configurations):
         if failure is None:
             print(configuration, flush=True)  # for a process that does not live to tell
             try:
-                resume_at = None if configuration == ORACLE else STEPS // 2
-                results[configuration] = take_steps(spec_of(*configuration), resume_at)
+                steps = steps_in(configuration)
+                resume_at = None if configuration == ORACLE else steps // 2
+                results[configuration] = take_steps(spec_of(*configuration), resume_at, steps)
                 continue
             except Exception:  # noqa: BLE001 (the test of this configuration shows it)
                 results[configuration] = traceback.format_exc()
@@ -99,17 +105,17 @@ def steps_of(configuration):
     return np.array(ranks[0])
 
 
-def take_steps(spec, resume_at):
+def take_steps(spec, resume_at, steps=STEPS):
     """(loss, gradient norm) of each step on this rank; at `resume_at` all is thrown away but the saved state."""
     engine = build_engine(MaskedAutoencoder.from_spec(spec), spec)
     if resume_at is None:
-        return steps_with(engine, spec, 0, spec.steps)
+        return steps_with(engine, spec, 0, steps)
     first = steps_with(engine, spec, 0, resume_at)
     saved = engine.state()
     for name, weight in saved["weights"].items():
         assert not torch.equal(weight, weight.bfloat16().float()), f"{name} was kept in bf16"
     engine = build_engine(MaskedAutoencoder.from_spec(spec), spec, Resume(saved, resume_at))
-    return first + steps_with(engine, spec, resume_at, spec.steps)
+    return first + steps_with(engine, spec, resume_at, steps)
 
 
 def steps_with(engine, spec, first, end):
@@ -151,12 +157,14 @@ def micro_batch(spec, indices, rows):
 @pytest.mark.parametrize(("workers", "context", "engine", "micro"), EQUAL)
 def test_losses_and_gradient_norms_equal_one_process(workers, context, engine, micro):
     found = steps_of((workers, context, engine, micro))
-    np.testing.assert_allclose(found, steps_of(ORACLE), rtol=1e-5)
+    assert len(found) == steps_in((workers, context, engine, micro))
+    np.testing.assert_allclose(found, steps_of(ORACLE)[: len(found)], rtol=1e-5)
 
 
 @pytest.mark.parametrize("configuration", CLOSE, ids=lambda c: c[2])
 def test_bf16_stays_close_and_is_not_fp32(configuration):
-    found, exact = steps_of(configuration)[:, 0], steps_of(ORACLE)[:, 0]
+    found = steps_of(configuration)[:, 0]
+    exact = steps_of(ORACLE)[: len(found), 0]
     assert 1e-6 < np.abs(found / exact - 1).max() < 1e-2
 
 

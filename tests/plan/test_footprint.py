@@ -128,6 +128,7 @@ def whole_steps(specs):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_what_engines_hold_is_close_to_the_table(world):
     base = {
