@@ -584,6 +584,22 @@ def test_blocks_that_threads_wrote_in_another_order() -> None:
             np.testing.assert_array_equal(got, decoded.reshape(50, 10, 100)[rows.start : rows.stop])
 
 
+@pytest.mark.parametrize("writable", [False, True])
+def test_the_header_that_comes_with_a_part_is_not_believed(writable: bool) -> None:
+    """The C library would read beyond the end of what is there."""
+    decoded = np.random.default_rng(0).standard_normal(50_000).astype("f4")
+    chunk = bytes(numcodecs.Blosc(cname="zstd", shuffle=1, blocksize=65_536).encode(decoded))
+    codec = ChunkCodec((50, 10, 100), np.dtype("<f4"), [_Blosc(numcodecs.Blosc())], None)
+    frame, rows = codec.frame(chunk), range(1, 50)  # of which every block holds some
+    assert frame is not None
+    assert codec.span(rows, frame) == (0, len(chunk))
+    part = bytearray(chunk)
+    part[12:20] = b"\xff" * 8  # stored bytes, and where the first block begins
+    data = memoryview(part) if writable else bytes(part)
+    got = codec.decode(Payload(data, 0, frame), rows, np.empty(codec.bytes, np.uint8))
+    np.testing.assert_array_equal(got, decoded.reshape(50, 10, 100)[1:])
+
+
 def test_chunks_that_share_their_bytes_in_a_shard(tmp_path: Path) -> None:
     """A header put before the blocks of one must not be read as blocks of the other."""
     noise = np.random.default_rng(0).standard_normal((32, 64, 64)).astype("f4")
